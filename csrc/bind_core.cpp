@@ -1,0 +1,147 @@
+// ring_reduce._core: the CPU ring for Python. Takes addresses and numbers; knows nothing of torch or NumPy.
+#include "cpu_ring.h"
+#include "shared_memory.h"
+
+#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+namespace py = pybind11;
+
+namespace ring_reduce {
+namespace {
+
+// Owns the mappings that the ring runs on.
+class BoundRing {
+ public:
+  BoundRing(const RingSettings& settings, const std::vector<int>& memory_fds, std::vector<int> process_fds)
+      : mappings_(map_all(memory_fds, settings.shape.bytes())),
+        ring_(settings, bases(mappings_), std::move(process_fds)) {}
+
+  double run(Operation operation, ElementType type, Normalization normalization, double divisor, double count,
+             std::uintptr_t input, std::uintptr_t output, std::uint64_t elements, bool interruptible) {
+    const CallArguments arguments{operation,
+                                  type,
+                                  normalization,
+                                  divisor,
+                                  count,
+                                  reinterpret_cast<const std::byte*>(input),
+                                  reinterpret_cast<std::byte*>(output),
+                                  elements};
+    const Interrupt interrupt = [] {
+      const py::gil_scoped_acquire gil;
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    };
+    const py::gil_scoped_release release;
+    return ring_.run(arguments, interruptible ? &interrupt : nullptr);
+  }
+
+  CpuRing& ring() { return ring_; }
+
+ private:
+  static std::vector<SharedMapping> map_all(const std::vector<int>& fds, std::size_t bytes) {
+    std::vector<SharedMapping> mappings;
+    for (const int fd : fds) mappings.emplace_back(fd, bytes);
+    return mappings;
+  }
+  static std::vector<std::byte*> bases(const std::vector<SharedMapping>& mappings) {
+    std::vector<std::byte*> pointers;
+    for (const SharedMapping& mapping : mappings) pointers.push_back(mapping.base());
+    return pointers;
+  }
+
+  std::vector<SharedMapping> mappings_;  // outlive the ring
+  CpuRing ring_;
+};
+
+const char* class_name(FailureKind kind) {
+  switch (kind) {
+    case FailureKind::mismatch: return "RingMismatch";
+    case FailureKind::timeout: return "RingTimeout";
+    case FailureKind::peer_lost: return "PeerLost";
+    case FailureKind::aborted: return "RingAborted";
+    case FailureKind::closed: return "RingClosed";
+  }
+  return "RingError";
+}
+
+void translate_failure(std::exception_ptr error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const RingFailure& failure) {
+    const py::object type = py::module_::import("ring_reduce.errors").attr(class_name(failure.kind()));
+    py::set_error(type, py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(
+                            failure.what(), static_cast<py::ssize_t>(std::strlen(failure.what())), "replace")));
+  } catch (const std::system_error& failure) {
+    const py::object os_error = py::module_::import("builtins").attr("OSError");
+    py::set_error(os_error, py::make_tuple(failure.code().value(), failure.what()));
+  }
+}
+
+}  // namespace
+}  // namespace ring_reduce
+
+PYBIND11_MODULE(_core, module) {
+  using namespace ring_reduce;
+  module.doc() = "The C++ core of ring_reduce: a rank of a ring over shared memory.";
+  py::register_local_exception_translator(&translate_failure);
+
+  module.def("create_shared_memory", &create_shared_memory, py::arg("bytes"));
+  module.def("vector_isa", [] { return passes().isa; });
+  module.def("vector_bits", [] { return passes().vector_bits; });
+  module.attr("WIRE_VERSION") = kWireVersion;
+  module.attr("PACK_BYTES") = kPackBytes;
+
+  module.def(
+      "region_bytes",
+      [](int lanes, int depth, std::size_t segment_bytes) { return RegionShape{lanes, depth, segment_bytes}.bytes(); },
+      py::kw_only(), py::arg("lanes"), py::arg("depth"), py::arg("segment_bytes"));
+  module.def(
+      "partition",
+      [](std::uint64_t elements, std::size_t element_bytes, int world) {
+        const Partition partition{elements, kPackBytes / element_bytes, static_cast<std::uint64_t>(world), 0};
+        std::vector<std::pair<std::uint64_t, std::uint64_t>> chunks;
+        for (int rank = 0; rank < world; ++rank) {
+          chunks.emplace_back(partition.chunk(rank).begin, partition.chunk(rank).elements);
+        }
+        return chunks;
+      },
+      py::arg("elements"), py::arg("element_bytes"), py::arg("world"));
+
+  py::class_<Stats>(module, "Stats")
+      .def_readonly("calls", &Stats::calls)
+      .def_readonly("bytes_sent", &Stats::bytes_sent)
+      .def_readonly("bytes_received", &Stats::bytes_received)
+      .def_readonly("header_bytes_sent", &Stats::header_bytes_sent)
+      .def_readonly("seconds_waiting", &Stats::seconds_waiting);
+
+  py::class_<BoundRing>(module, "CpuRing")
+      .def(py::init([](int rank, int world, const std::vector<int>& memory_fds, std::vector<int> process_fds, int lanes,
+                       int depth, std::size_t segment_bytes, int window, double timeout_s, int spins, double yield_s,
+                       std::size_t stream_bytes) {
+             const RingSettings settings{rank,      world, {lanes, depth, segment_bytes}, window,
+                                         timeout_s, spins, yield_s,                       stream_bytes};
+             return std::make_unique<BoundRing>(settings, memory_fds, std::move(process_fds));
+           }),
+           py::kw_only(), py::arg("rank"), py::arg("world"), py::arg("memory_fds"), py::arg("process_fds"),
+           py::arg("lanes"), py::arg("depth"), py::arg("segment_bytes"), py::arg("window"), py::arg("timeout_s"),
+           py::arg("spins"), py::arg("yield_s"), py::arg("stream_bytes"))
+      .def(
+          "run",
+          [](BoundRing& self, int operation, int type, int normalization, double divisor, double count,
+             std::uintptr_t input, std::uintptr_t output, std::uint64_t elements, bool interruptible) {
+            if (operation < 0 || operation > 2 || type < 0 || type >= kElementTypes || normalization < 0 ||
+                normalization > 4) {
+              throw py::value_error("operation, type or normalization is out of range");
+            }
+            return self.run(static_cast<Operation>(operation), static_cast<ElementType>(type),
+                            static_cast<Normalization>(normalization), divisor, count, input, output, elements,
+                            interruptible);
+          },
+          py::arg("operation"), py::arg("type"), py::arg("normalization"), py::arg("divisor"), py::arg("count"),
+          py::arg("input"), py::arg("output"), py::arg("elements"), py::arg("interruptible"))
+      .def("abort", [](BoundRing& self, const std::string& reason) { self.ring().abort(reason); })
+      .def("close", [](BoundRing& self) { self.ring().close(); })
+      .def("check", [](BoundRing& self) { self.ring().check(); })
+      .def("stats", [](BoundRing& self) { return self.ring().stats(); });
+}

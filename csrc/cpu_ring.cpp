@@ -1,0 +1,193 @@
+#include "cpu_ring.h"
+
+#include <algorithm>
+#include <unistd.h>
+
+namespace ring_reduce {
+
+namespace {
+
+// A lane is worth a thread's hand-over from this many bytes of a chunk on.
+constexpr std::uint64_t kLaneBytes = 256 * 1024;
+
+constexpr std::uint64_t round_up(std::uint64_t x, std::uint64_t multiple) {
+  return (x + multiple - 1) / multiple * multiple;
+}
+
+MoveRange moves_of(Operation operation, int world) {
+  switch (operation) {
+    case Operation::all_reduce: return all_reduce_moves(world);
+    case Operation::reduce_scatter: return reduce_scatter_moves(world);
+    case Operation::all_gather: return all_gather_moves(world);
+  }
+  return {0, 0};
+}
+
+}  // namespace
+
+LaneThreads::~LaneThreads() {
+  {
+    const std::scoped_lock lock(mutex_);
+    stop_ = true;
+  }
+  start_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void LaneThreads::run(int lanes, const std::function<void(int)>& job) {
+  if (lanes > 1) {
+    const std::scoped_lock lock(mutex_);
+    for (int lane = static_cast<int>(threads_.size()) + 1; lane < lanes; ++lane) {
+      threads_.emplace_back([this, lane] { work(lane); });
+    }
+    job_ = &job;
+    lanes_ = lanes;
+    running_ = lanes - 1;
+    ++round_;
+    start_.notify_all();
+  }
+  job(0);
+  if (lanes > 1) {
+    std::unique_lock lock(mutex_);
+    finished_.wait(lock, [this] { return running_ == 0; });
+  }
+}
+
+void LaneThreads::work(int lane) {
+  std::uint64_t done = 0;
+  std::unique_lock lock(mutex_);
+  // A thread that starts late joins the round that started it.
+  for (;;) {
+    start_.wait(lock, [&] { return stop_ || (round_ != done && lane < lanes_ && running_ > 0); });
+    if (stop_) return;
+    done = round_;
+    lock.unlock();
+    (*job_)(lane);
+    lock.lock();
+    if (--running_ == 0) finished_.notify_all();
+  }
+}
+
+CpuRing::CpuRing(const RingSettings& settings, const std::vector<std::byte*>& regions, std::vector<int> process_fds)
+    : group_(settings, regions, std::move(process_fds)),
+      process_(getpid()),
+      threads_(std::make_unique<LaneThreads>()),
+      lanes_(static_cast<std::size_t>(settings.shape.lanes)) {}
+
+CpuRing::~CpuRing() {
+  if (forked()) static_cast<void>(threads_.release());  // they run in the parent: nothing to join
+  close();
+}
+
+// A fork has the memory but is not the rank.
+bool CpuRing::forked() const { return getpid() != process_; }
+
+double CpuRing::run(const CallArguments& arguments, const Interrupt* interrupt) {
+  const std::scoped_lock lock(calling_);
+  check();
+  ++calls_;
+  group_.own_control().started_calls.store(calls_, std::memory_order_release);
+  const Call call = plan(arguments);
+
+  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(call.lanes));
+  threads_->run(call.lanes, [&](int lane) {
+    try {
+      run_lane(call, lane, lane == 0 ? interrupt : nullptr);
+    } catch (...) {
+      errors[static_cast<std::size_t>(lane)] = std::current_exception();
+    }
+  });
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+  group_.own_control().completed_calls.store(calls_, std::memory_order_release);
+
+  const std::scoped_lock stats_lock(stats_mutex_);
+  Stats stats{.calls = calls_};
+  for (const LaneState& lane : lanes_) {
+    stats.bytes_sent += lane.bytes_sent;
+    stats.bytes_received += lane.bytes_received;
+    stats.header_bytes_sent += lane.header_bytes_sent;
+    stats.seconds_waiting += lane.seconds_waiting;
+  }
+  stats_ = stats;
+  return uses_count(arguments.normalization) ? lanes_[0].total_count : 0;
+}
+
+Call CpuRing::plan(const CallArguments& arguments) const {
+  const RingSettings& s = group_.settings;
+  Call call{};
+  call.fingerprint = {calls_,
+                      arguments.elements,
+                      arguments.divisor,
+                      kWireVersion,
+                      arguments.operation,
+                      arguments.type,
+                      arguments.normalization,
+                      /*algorithm=*/0};
+  call.input = arguments.input;
+  call.output = arguments.output;
+  call.count = uses_count(arguments.normalization) ? arguments.count : 1.0;
+  call.partition = partition_of(arguments.operation, arguments.elements, arguments.type, s.world);
+  const std::uint64_t own_begin = call.partition.chunk(s.rank).begin;
+  call.input_begin = arguments.operation == Operation::all_gather ? own_begin : 0;
+  call.output_begin = arguments.operation == Operation::reduce_scatter ? own_begin : 0;
+
+  // All of this follows from the arguments and the agreed settings, so it is the same on every rank.
+  const std::uint64_t element = element_bytes(arguments.type);
+  const std::uint64_t chunk_bytes = call.partition.longest() * element;
+  call.lanes = static_cast<int>(std::clamp<std::uint64_t>(chunk_bytes / kLaneBytes, 1, static_cast<std::uint64_t>(s.shape.lanes)));
+  std::uint64_t lane_elements = 0;
+  for (int lane = 0; lane < call.lanes; ++lane) {
+    lane_elements = std::max(lane_elements, call.partition.lane(0, lane, call.lanes).elements);
+  }
+  call.segment_elements = s.shape.segment_bytes / element;
+  call.segments = std::max<std::uint64_t>(1, (lane_elements + call.segment_elements - 1) / call.segment_elements);
+  call.stream = arguments.elements * element >= s.stream_bytes;
+  return call;
+}
+
+void CpuRing::run_lane(const Call& call, int lane, const Interrupt* interrupt) {
+  const RingSettings& s = group_.settings;
+  LaneState& state = lanes_[static_cast<std::size_t>(lane)];
+  Wait wait(group_, call.fingerprint.call, interrupt);
+  LanePort port(group_, call, lane, state, wait);
+  const auto window = static_cast<std::uint64_t>(s.window);
+  if (call.fingerprint.operation == Operation::all_gather) {
+    // Its first receive writes the output, so headers go round before: no tensor changes where ranks disagree.
+    port.set_handshake(true);
+    run_ring(port, reduce_scatter_moves(s.world), 1, window);
+    port.set_handshake(false);
+  }
+  run_ring(port, moves_of(call.fingerprint.operation, s.world), call.segments, window);
+  state.seconds_waiting += wait.seconds();
+}
+
+void CpuRing::abort(const std::string& reason) {
+  if (!closed_ && !forked()) group_.fail(FailureKind::aborted, reason);
+}
+
+void CpuRing::close() {
+  if (forked() || closed_.exchange(true)) return;
+  group_.own_control().closed.store(1, std::memory_order_release);
+}
+
+void CpuRing::check() const {
+  if (forked()) {
+    throw RingFailure(FailureKind::closed, "rank " + std::to_string(group_.settings.rank) +
+                                               ": this process is a fork of the one that made the ring; make a ring "
+                                               "of its own here");
+  }
+  if (group_.failed()) throw group_.failure();
+  if (closed_) {
+    throw RingFailure(FailureKind::closed, "rank " + std::to_string(group_.settings.rank) +
+                                               ": the ring is closed; make a new one for further calls");
+  }
+}
+
+Stats CpuRing::stats() const {
+  const std::scoped_lock lock(stats_mutex_);
+  return stats_;
+}
+
+}  // namespace ring_reduce

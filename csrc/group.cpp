@@ -1,0 +1,121 @@
+#include "group.h"
+
+#include <algorithm>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace ring_reduce {
+
+namespace {
+
+constexpr long kSleepNanoseconds = 50'000'000;  // bounds the time until an abort, a death or a signal is seen
+
+std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
+
+// The low half of a little-endian u64, which changes with every publish.
+std::uint32_t* futex_word(SharedPlatform::U64& word) {
+  static_assert(std::endian::native == std::endian::little);
+  return reinterpret_cast<std::uint32_t*>(&word);
+}
+
+bool process_ended(int process_fd) {
+  pollfd entry{process_fd, POLLIN, 0};  // a pidfd becomes readable when its process ends
+  return process_fd >= 0 && poll(&entry, 1, 0) == 1;
+}
+
+}  // namespace
+
+// Not FUTEX_PRIVATE: waiter and waker are different processes.
+void SharedPlatform::futex_wait(U64& word, std::uint64_t seen) {
+  const timespec timeout{0, kSleepNanoseconds};
+  syscall(SYS_futex, futex_word(word), FUTEX_WAIT, static_cast<std::uint32_t>(seen), &timeout, nullptr, 0);
+}
+
+void SharedPlatform::futex_wake(U64& word) {
+  syscall(SYS_futex, futex_word(word), FUTEX_WAKE, std::numeric_limits<int>::max(), nullptr, nullptr, 0);
+}
+
+Group::Group(const RingSettings& given, const std::vector<std::byte*>& regions, std::vector<int> process_fds)
+    : settings(given), process_fds_(std::move(process_fds)) {
+  if (settings.world < 1 || settings.rank < 0 || settings.rank >= settings.world ||
+      regions.size() != static_cast<std::size_t>(settings.world) || process_fds_.size() != regions.size()) {
+    throw std::invalid_argument("rank, world, regions and process descriptors do not fit together");
+  }
+  if (settings.window < 1 || settings.window >= settings.shape.depth || settings.shape.lanes < 1 ||
+      settings.shape.segment_bytes == 0 || settings.shape.segment_bytes % kLineBytes != 0) {
+    throw std::invalid_argument("a ring needs 1 <= window < depth, lanes >= 1 and segments of whole lines");
+  }
+  for (std::byte* base : regions) regions_.emplace_back(base, settings.shape);
+}
+
+void Group::wake(int rank) const {
+  for (int lane = 0; lane < settings.shape.lanes; ++lane) {
+    SharedPlatform::futex_wake(region(rank).posted(lane).value);
+    SharedPlatform::futex_wake(region(rank).taken(lane).value);
+  }
+}
+
+RingFailure Group::fail(FailureKind kind, const std::string& text) {
+  const std::scoped_lock lock(failing_);  // one lane at a time: the text is written once
+  if (!failed()) {
+    Control& own = own_control();
+    own.failure_kind = static_cast<std::uint32_t>(kind);
+    own.failure_length = static_cast<std::uint32_t>(std::min(text.size(), own.failure_text.size()));
+    std::copy_n(text.begin(), own.failure_length, own.failure_text.begin());
+    std::uint32_t cause = 0;
+    const auto me = static_cast<std::uint32_t>(settings.rank) + 1;
+    // Rank 0's word decides between ranks that fail at once. Release: publishes the text; pairs with failed().
+    if (control(0).failed_by.compare_exchange_strong(cause, me, std::memory_order_acq_rel)) cause = me;
+    for (int rank = 0; rank < settings.world; ++rank) {
+      control(rank).failed_by.store(cause, std::memory_order_release);
+      wake(rank);
+    }
+  }
+  return failure();
+}
+
+RingFailure Group::failure() const {
+  const std::uint32_t cause = own_control().failed_by.load(std::memory_order_acquire);
+  if (cause == 0 || cause > static_cast<std::uint32_t>(settings.world)) {
+    return {FailureKind::aborted, "the ring failed, and its shared memory does not say why"};
+  }
+  const Control& from = control(static_cast<int>(cause) - 1);
+  const std::size_t length = std::min<std::size_t>(from.failure_length, from.failure_text.size());
+  const std::uint32_t kind = std::clamp<std::uint32_t>(from.failure_kind, 1, 5);
+  return {static_cast<FailureKind>(kind), std::string(from.failure_text.data(), length)};
+}
+
+void Group::check_peers(std::uint64_t call) {
+  for (int rank = 0; rank < settings.world; ++rank) {
+    if (rank == settings.rank) continue;
+    // Ended first, then what it completed: a rank that ended after completing this call is not lost.
+    const bool ended = process_ended(process_fds_[static_cast<std::size_t>(rank)]);
+    const bool closed = control(rank).closed.load(std::memory_order_acquire) != 0;
+    const std::uint64_t completed = control(rank).completed_calls.load(std::memory_order_acquire);
+    if (completed >= call || failed()) continue;
+    const std::string state = " after " + std::to_string(completed) + " calls, while " + rank_text(settings.rank) +
+                              " is in call " + std::to_string(call);
+    if (closed) {
+      throw fail(FailureKind::closed, rank_text(rank) + " closed the ring" + state +
+                                          "; every rank has to make the same calls");
+    }
+    if (ended) {
+      throw fail(FailureKind::peer_lost, rank_text(rank) + " ended (killed, crashed or exited)" + state +
+                                             "; look at its output, then start the job again");
+    }
+  }
+}
+
+std::string Group::late_ranks(std::uint64_t call) const {
+  std::string text;
+  for (int rank = 0; rank < settings.world; ++rank) {
+    if (control(rank).started_calls.load(std::memory_order_acquire) >= call) continue;
+    text += "; " + rank_text(rank) + " has not made call " + std::to_string(call) + " (it has completed " +
+            std::to_string(control(rank).completed_calls.load(std::memory_order_acquire)) + ")";
+  }
+  return text;
+}
+
+}  // namespace ring_reduce

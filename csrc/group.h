@@ -1,0 +1,59 @@
+// What the lanes of a rank share about the others: their regions, who is alive, and how the ring failed.
+#pragma once
+
+#include "region.h"
+
+#include <functional>
+#include <mutex>
+#include <vector>
+
+namespace ring_reduce {
+
+struct RingSettings {
+  int rank;
+  int world;
+  RegionShape shape;
+  int window;             // segments that go through a step together; 1 to depth - 1
+  double timeout_s;       // of a wait without progress
+  int spins;              // polls before a waiting thread yields its core
+  double yield_s;         // time of yielding before it sleeps
+  std::size_t stream_bytes;  // outputs at least this large are written past the caches
+};
+
+class Group {
+ public:
+  // `regions` by rank; `process_fds` pidfds by rank, -1 where there is none (own rank, or an old kernel).
+  Group(const RingSettings& settings, const std::vector<std::byte*>& regions, std::vector<int> process_fds);
+
+  const RingSettings settings;
+
+  int left() const { return (settings.rank + settings.world - 1) % settings.world; }
+  int right() const { return (settings.rank + 1) % settings.world; }
+  const Region& region(int rank) const { return regions_[static_cast<std::size_t>(rank)]; }
+  Control& control(int rank) const { return region(rank).control(); }
+  Control& own_control() const { return control(settings.rank); }
+
+  // True once any rank has failed the ring.
+  bool failed() const { return own_control().failed_by.load(std::memory_order_acquire) != 0; }
+
+  // Fails the ring on every rank; the first cause wins. Returns that cause.
+  RingFailure fail(FailureKind kind, const std::string& text);
+
+  // The cause. The ring has failed.
+  RingFailure failure() const;
+
+  // Fails the ring if a peer that `call` needs has ended or has closed it.
+  void check_peers(std::uint64_t call);
+
+  // "; rank 3 is not in call 8 (it has completed 7)" for each rank that is late, or ""
+  std::string late_ranks(std::uint64_t call) const;
+
+ private:
+  void wake(int rank) const;
+
+  std::vector<Region> regions_;
+  std::vector<int> process_fds_;
+  std::mutex failing_;
+};
+
+}  // namespace ring_reduce

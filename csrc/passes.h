@@ -1,0 +1,35 @@
+// The passes over memory that a CPU rank makes, and the widest vectors that this machine has for them.
+#pragma once
+
+#include "element.h"
+
+namespace ring_reduce {
+
+// out = (x * x_scale + y * y_scale) / divisor, element by element; y may be null. Computed in float64 for float64, in the
+// integer itself for integers (no scales, no divisor), else in float32; rounded once. `out` overlaps neither x nor y.
+struct Combine {
+  std::byte* out;
+  const std::byte* x;
+  const std::byte* y;
+  std::size_t elements;
+  double x_scale = 1.0;
+  double y_scale = 1.0;
+  double divisor = 1.0;
+};
+
+struct Passes {
+  const char* isa;
+  int vector_bits;
+  void (*combine[kElementTypes])(const Combine&);
+  // Like memcpy, past the caches. Its stores are fenced before it returns, so that a later publish() covers them.
+  void (*stream_copy)(std::byte* out, const std::byte* in, std::size_t bytes);
+};
+
+const Passes& baseline_passes();
+const Passes& avx2_passes();
+const Passes& avx512_passes();
+
+// The widest that this processor runs, chosen once.
+const Passes& passes();
+
+}  // namespace ring_reduce

@@ -1,0 +1,40 @@
+"""A ring all-reduce whose divisor is explicit and free. Importing loads neither torch nor a GPU library."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from ._core import partition
+from .ddp import RingHookState, attach, ring_hook
+from .errors import CountError, PeerLost, RingAborted, RingClosed, RingError, RingMismatch, RingTimeout
+from .normalization import DIVIDE_BY_COUNT, MEAN, SUM, WEIGHTED_MEAN, Normalization, divide_by
+from .ring import Ring, RingStats
+from .work import Work
+
+try:
+    __version__ = version("ring-reduce")
+except PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "DIVIDE_BY_COUNT",
+    "MEAN",
+    "SUM",
+    "WEIGHTED_MEAN",
+    "CountError",
+    "Normalization",
+    "PeerLost",
+    "Ring",
+    "RingAborted",
+    "RingClosed",
+    "RingError",
+    "RingHookState",
+    "RingMismatch",
+    "RingStats",
+    "RingTimeout",
+    "Work",
+    "attach",
+    "divide_by",
+    "partition",
+    "ring_hook",
+]

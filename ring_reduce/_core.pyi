@@ -1,0 +1,57 @@
+"""The C++ core of ring_reduce: a rank of a ring over shared memory."""
+
+WIRE_VERSION: int
+PACK_BYTES: int
+
+def create_shared_memory(bytes: int) -> int: ...
+def vector_isa() -> str: ...
+def vector_bits() -> int: ...
+def region_bytes(*, lanes: int, depth: int, segment_bytes: int) -> int: ...
+def partition(elements: int, element_bytes: int, world: int) -> list[tuple[int, int]]:
+    """The chunks of an all_reduce, one a rank, as (first element, elements)."""
+
+class Stats:
+    @property
+    def calls(self) -> int: ...
+    @property
+    def bytes_sent(self) -> int: ...
+    @property
+    def bytes_received(self) -> int: ...
+    @property
+    def header_bytes_sent(self) -> int: ...
+    @property
+    def seconds_waiting(self) -> float: ...
+
+class CpuRing:
+    def __init__(
+        self,
+        *,
+        rank: int,
+        world: int,
+        memory_fds: list[int],
+        process_fds: list[int],
+        lanes: int,
+        depth: int,
+        segment_bytes: int,
+        window: int,
+        timeout_s: float,
+        spins: int,
+        yield_s: float,
+        stream_bytes: int,
+    ) -> None: ...
+    def run(
+        self,
+        operation: int,
+        type: int,
+        normalization: int,
+        divisor: float,
+        count: float,
+        input: int,
+        output: int,
+        elements: int,
+        interruptible: bool,
+    ) -> float: ...
+    def abort(self, reason: str) -> None: ...
+    def close(self) -> None: ...
+    def check(self) -> None: ...
+    def stats(self) -> Stats: ...

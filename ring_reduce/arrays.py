@@ -1,0 +1,168 @@
+"""torch CPU tensors and NumPy arrays as the core sees them: an address, a number of elements and a type."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+# Numbered as ElementType in csrc/element.h.
+ELEMENT_TYPES = {"float64": 0, "float32": 1, "float16": 2, "bfloat16": 3, "int32": 4, "int64": 5}
+INTEGERS = frozenset({"int32", "int64"})
+
+
+class Library(Protocol):
+    """What the ring needs of an array library. Arrays are dense, on the CPU and of a type that the core knows."""
+
+    def check(self, x: Any) -> str:
+        """The name of its element type; ``TypeError`` or ``ValueError`` if the ring can't take ``x``."""
+
+    def check_writable(self, x: Any, what: str) -> None: ...
+    def is_contiguous(self, x: Any) -> bool: ...
+    def contiguous(self, x: Any) -> Any:
+        """``x``, or a contiguous copy."""
+
+    def empty(self, shape: Sequence[int], like: Any) -> Any: ...
+    def assign(self, target: Any, source: Any) -> None: ...
+    def address(self, x: Any) -> int: ...
+    def item_bytes(self, x: Any) -> int: ...
+    def byte_strides(self, x: Any) -> Sequence[int]: ...
+    def elements(self, x: Any) -> int: ...
+    def written(self, x: Any) -> None:
+        """Tell the library that the memory of ``x`` was changed behind its back."""
+
+
+def library_of(x: Any) -> Library:
+    """The library of ``x``; ``TypeError`` if it is neither a torch tensor nor a NumPy array."""
+    if isinstance(x, np.ndarray):
+        return _NUMPY
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return _TORCH
+    raise TypeError(f"a ring takes a torch tensor or a NumPy array, not {type(x).__name__}; convert it first")
+
+
+def _check_type(name: str) -> str:
+    if name not in ELEMENT_TYPES:
+        raise TypeError(f"a ring takes {', '.join(ELEMENT_TYPES)}, not {name}; convert it first")
+    return name
+
+
+def _may_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements may lie at one address: expanded or oddly strided views. Strides in any unit."""
+    extent = 0
+    for stride, size in sorted((abs(stride), size) for stride, size in zip(strides, shape, strict=True) if size > 1):
+        if stride <= extent:
+            return True
+        extent += stride * (size - 1)
+    return False
+
+
+def extent(library: Library, x: Any) -> tuple[int, int]:
+    """First address and end of the memory that the elements of ``x`` span."""
+    if library.elements(x) == 0:
+        return 0, 0
+    reaches = [stride * (size - 1) for stride, size in zip(library.byte_strides(x), x.shape, strict=True)]
+    low = sum(reach for reach in reaches if reach < 0)
+    high = sum(reach for reach in reaches if reach > 0) + library.item_bytes(x)
+    return library.address(x) + low, library.address(x) + high
+
+
+class _Numpy:
+    def check(self, x: np.ndarray) -> str:
+        if not x.dtype.isnative:
+            raise TypeError(f"a ring takes arrays of native byte order, not {x.dtype.str}; use x.astype(x.dtype.newbyteorder('='))")
+        return _check_type(x.dtype.name)
+
+    def check_writable(self, x: np.ndarray, what: str) -> None:
+        if not x.flags.writeable:
+            raise ValueError(f"{what} is a read-only NumPy array; pass out= or a copy")
+        if _may_overlap(x.shape, x.strides):
+            raise ValueError(f"{what} has elements that share memory (strides {x.strides}); pass out= or a copy")
+
+    def is_contiguous(self, x: np.ndarray) -> bool:
+        return bool(x.flags.c_contiguous)
+
+    def contiguous(self, x: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(x)
+
+    def empty(self, shape: Sequence[int], like: np.ndarray) -> np.ndarray:
+        return np.empty(shape, like.dtype)
+
+    def assign(self, target: np.ndarray, source: np.ndarray) -> None:
+        target[...] = source.reshape(target.shape)
+
+    def address(self, x: np.ndarray) -> int:
+        return int(x.ctypes.data)
+
+    def item_bytes(self, x: np.ndarray) -> int:
+        return x.itemsize
+
+    def byte_strides(self, x: np.ndarray) -> Sequence[int]:
+        return x.strides
+
+    def elements(self, x: np.ndarray) -> int:
+        return x.size
+
+    def written(self, x: np.ndarray) -> None:
+        pass
+
+
+class _Torch:
+    def __init__(self) -> None:
+        self._names: dict[Any, str] = {}
+
+    def check(self, x: Any) -> str:
+        import torch
+
+        if x.layout is not torch.strided:
+            raise TypeError(f"a ring takes dense tensors, not {x.layout}; use x.to_dense(), or a dense gradient")
+        if x.device.type != "cpu":
+            raise TypeError(f"this ring runs on CPU tensors, and x is on {x.device}; use x.cpu()")
+        name = self._names.get(x.dtype)
+        if name is None:
+            name = self._names[x.dtype] = _check_type(str(x.dtype).removeprefix("torch."))
+        return name
+
+    def check_writable(self, x: Any, what: str) -> None:
+        if not x.is_contiguous() and _may_overlap(x.shape, x.stride()):
+            raise ValueError(f"{what} has elements that share memory (strides {x.stride()}); pass out= or x.clone()")
+
+    def is_contiguous(self, x: Any) -> bool:
+        return bool(x.is_contiguous())
+
+    def contiguous(self, x: Any) -> Any:
+        return x.detach().contiguous()
+
+    def empty(self, shape: Sequence[int], like: Any) -> Any:
+        import torch
+
+        return torch.empty(tuple(shape), dtype=like.dtype)
+
+    def assign(self, target: Any, source: Any) -> None:
+        target.detach().copy_(source.view(target.shape))
+
+    def address(self, x: Any) -> int:
+        return int(x.data_ptr())
+
+    def item_bytes(self, x: Any) -> int:
+        return int(x.element_size())
+
+    def byte_strides(self, x: Any) -> Sequence[int]:
+        return [stride * x.element_size() for stride in x.stride()]
+
+    def elements(self, x: Any) -> int:
+        return int(x.numel())
+
+    def written(self, x: Any) -> None:
+        # A store through a raw pointer is unknown to autograd, which must refuse a backward that saved the old values.
+        import torch
+
+        if not x.is_inference():
+            torch.autograd.graph.increment_version(x)
+
+
+_NUMPY = _Numpy()
+_TORCH = _Torch()

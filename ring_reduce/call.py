@@ -1,0 +1,174 @@
+"""One collective call: its arguments checked, and its tensors as addresses for the core."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from . import _core
+from .arrays import ELEMENT_TYPES, INTEGERS, Library, extent, library_of
+from .errors import CountError
+from .normalization import SUM, Kind, Normalization
+
+# Numbered as Operation in csrc/call.h.
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = 0, 1, 2
+
+
+@dataclass
+class Call:
+    """A call that is ready to run. Keeps its tensors alive."""
+
+    operation: int
+    element_type: int
+    normalization: Normalization
+    count: float
+    input: Any  # contiguous
+    output: Any  # contiguous; the same object as `input` where the call is in place
+    elements: int  # of the whole tensor
+    library: Library
+    result: Any  # what the caller gets: `output`, or where it is copied to
+    total_count: float = 0.0  # after the call: the sum of counts over ranks, where the normalization has one
+
+    def run(self, core: _core.CpuRing, interruptible: bool) -> Any:
+        """Runs it and returns the result. Raises what the core raises."""
+        self.total_count = core.run(
+            self.operation,
+            self.element_type,
+            int(self.normalization.kind),
+            self.normalization.total,
+            self.count,
+            self.library.address(self.input),
+            self.library.address(self.output),
+            self.elements,
+            interruptible,
+        )
+        if self.result is self.output:
+            self.library.written(self.output)
+        else:
+            self.library.assign(self.result, self.output)
+        return self.result
+
+
+def all_reduce_call(x: Any, normalization: Normalization, out: Any, count: Any) -> Call:
+    """The call of :meth:`Ring.all_reduce`."""
+    library = library_of(x)
+    type_name = library.check(x)
+    number = _check_normalization(normalization, type_name, count)
+    result = x if out is None else out
+    if out is not None:
+        _check_out(library, type_name, out, like=x)
+        if tuple(out.shape) != tuple(x.shape):
+            raise ValueError(f"out has shape {tuple(out.shape)} and x {tuple(x.shape)}; they have to be equal")
+    library.check_writable(result, "x" if out is None else "out")
+    source, target = _contiguous_ends(library, x, result, offset=0)
+    return Call(
+        ALL_REDUCE, ELEMENT_TYPES[type_name], normalization, number, source, target, library.elements(x), library, result
+    )
+
+
+def reduce_scatter_call(
+    x: Any, normalization: Normalization, out: Any, count: Any, *, rank: int, world: int
+) -> Call:
+    """The call of :meth:`Ring.reduce_scatter`."""
+    library = library_of(x)
+    type_name = library.check(x)
+    number = _check_normalization(normalization, type_name, count)
+    elements = library.elements(x)
+    if out is None:
+        if len(x.shape) == 0 or x.shape[0] % world != 0:
+            raise ValueError(
+                f"reduce_scatter splits the first dimension among {world} ranks, and x has shape {tuple(x.shape)}; "
+                f"pad it, or pass out= with numel / {world} elements"
+            )
+        out = library.empty((x.shape[0] // world, *x.shape[1:]), x)
+    _check_out(library, type_name, out, like=x)
+    if library.elements(out) * world != elements:
+        raise ValueError(
+            f"reduce_scatter of {elements} elements over {world} ranks needs an out= of {elements / world:g} elements, "
+            f"and it has {library.elements(out)}"
+        )
+    library.check_writable(out, "out")
+    source, target = _contiguous_ends(library, x, out, offset=rank * library.elements(out))
+    return Call(REDUCE_SCATTER, ELEMENT_TYPES[type_name], normalization, number, source, target, elements, library, out)
+
+
+def all_gather_call(x: Any, out: Any, *, rank: int, world: int) -> Call:
+    """The call of :meth:`Ring.all_gather`."""
+    library = library_of(x)
+    type_name = library.check(x)
+    elements = library.elements(x)
+    if out is None:
+        shape = (world * x.shape[0], *x.shape[1:]) if len(x.shape) else (world,)
+        out = library.empty(shape, x)
+    _check_out(library, type_name, out, like=x)
+    if library.elements(out) != elements * world:
+        raise ValueError(
+            f"all_gather of {elements} elements over {world} ranks needs an out= of {elements * world} elements, and it "
+            f"has {library.elements(out)}"
+        )
+    library.check_writable(out, "out")
+    source, target = _contiguous_ends(library, x, out, offset=-rank * elements)
+    return Call(ALL_GATHER, ELEMENT_TYPES[type_name], SUM, 1.0, source, target, elements * world, library, out)
+
+
+def check_count(count: Any, normalization: Normalization) -> float:
+    """``count`` as float64; ``CountError`` unless it is a finite number >= 0 that float64 holds exactly."""
+    if count is None:
+        raise CountError(f"{normalization!r} divides by counts: pass count=, this rank's examples or tokens")
+    try:
+        value = float(count)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CountError(f"count is {count!r}; it has to be one number ({error})") from None
+    if isinstance(count, bool) or not (math.isfinite(value) and value >= 0):
+        raise CountError(f"count is {count!r}; it has to be a finite number, 0 or more")
+    if isinstance(count, int) and int(value) != count:
+        raise CountError(f"count is {count}, which float64 does not hold exactly; counts go up to 2**53")
+    return value
+
+
+def _check_normalization(normalization: Normalization, type_name: str, count: Any) -> float:
+    """The count that goes into the call."""
+    if not isinstance(normalization, Normalization):
+        raise TypeError(
+            f"normalization is {normalization!r}; use SUM, MEAN, divide_by(total), DIVIDE_BY_COUNT or WEIGHTED_MEAN of ring_reduce"
+        )
+    if type_name in INTEGERS and normalization.kind is not Kind.SUM:
+        raise TypeError(
+            f"{normalization!r} divides, and {type_name} can't hold a quotient; use SUM, or convert to a floating type"
+        )
+    if normalization.uses_count:
+        return check_count(count, normalization)
+    if count is not None:
+        raise ValueError(
+            f"{normalization!r} does not use count={count!r}; DIVIDE_BY_COUNT and WEIGHTED_MEAN do, or leave it out"
+        )
+    return 1.0
+
+
+def _check_out(library: Library, type_name: str, out: Any, like: Any) -> None:
+    if library_of(out) is not library:
+        raise TypeError(f"out is a {type(out).__name__} and x a {type(like).__name__}; use the same library for both")
+    if library.check(out) != type_name:
+        raise TypeError(f"out is {library.check(out)} and x {type_name}; they have to be equal")
+
+
+def _contiguous_ends(library: Library, x: Any, result: Any, offset: int) -> tuple[Any, Any]:
+    """Contiguous input and output. ``ValueError`` where they overlap other than in place: result at x + offset."""
+    source = library.contiguous(x)
+    if result is x:
+        return source, source
+    target = result if library.is_contiguous(result) else library.empty(result.shape, result)
+    if target is not result or not library.is_contiguous(x):
+        _refuse_overlap(library, x, result)
+        return source, target
+    shift = library.address(target) - library.address(source)
+    if shift != offset * library.item_bytes(x):
+        _refuse_overlap(library, x, result)
+    return source, target
+
+
+def _refuse_overlap(library: Library, x: Any, result: Any) -> None:
+    (x_begin, x_end), (begin, end) = extent(library, x), extent(library, result)
+    if max(x_begin, begin) < min(x_end, end):
+        raise ValueError("out overlaps x, and not at the place where in-place operation puts it; pass another out=")

@@ -1,0 +1,86 @@
+"""The command line, ``ring-reduce``: each sub-command is a module with ``add_arguments(parser)`` and ``run(args)``.
+
+Only the module of the sub-command that was asked for is imported, so that ``--help`` needs no optional package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import NamedTuple
+
+from ring_reduce.errors import RingError
+
+# What a shell reports for a program that Ctrl-C ended: 128 + SIGINT.
+INTERRUPTED = 130
+
+
+class Command(NamedTuple):
+    """A sub-command, before its module is imported."""
+
+    module: str
+    summary: str
+    extra: str | None  # of the package; holds what the module needs beyond ring_reduce itself
+
+
+COMMANDS = {
+    "demo": Command(
+        "ring_reduce.demo",
+        "train a small network on real images over the ring, and check every gradient",
+        "demo",
+    ),
+    "doctor": Command(
+        "ring_reduce.doctor", "say what this machine can do, and why not where it cannot", None
+    ),
+}
+
+
+def build_parser(chosen: str | None) -> argparse.ArgumentParser:
+    """The parser; only the sub-command `chosen` has its options."""
+    parser = argparse.ArgumentParser(
+        prog="ring-reduce",
+        description="A ring all-reduce over shared memory whose divisor is explicit.",
+        epilog="ring-reduce COMMAND --help lists the options of a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"ring-reduce {version('ring-reduce')}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        subparser = commands.add_parser(name, help=command.summary, description=command.summary)
+        if name == chosen:
+            module = importlib.import_module(command.module)
+            module.add_arguments(subparser)
+            subparser.set_defaults(run=module.run)
+    return parser
+
+
+def run_command(argv: Sequence[str]) -> int:
+    """Parses and runs; the options before a sub-command take no values, so the first other word is the command."""
+    chosen = next((word for word in argv if not word.startswith("-")), None)
+    try:
+        args = build_parser(chosen).parse_args(argv)
+        return int(args.run(args))
+    except ModuleNotFoundError as error:
+        command = COMMANDS.get(chosen or "")
+        if command is None or command.extra is None or (error.name or "").startswith("ring_reduce"):
+            raise
+        print(
+            f"ring-reduce {chosen}: the module {error.name} is missing: "
+            f"pip install 'ring-reduce[{command.extra}]'",
+            file=sys.stderr,
+        )
+        return 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The entry point: errors of a ring are one line, and Ctrl-C leaves no traceback."""
+    try:
+        return run_command(sys.argv[1:] if argv is None else argv)
+    except RingError as error:
+        print(f"ring-reduce: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("ring-reduce: interrupted", file=sys.stderr)
+        return INTERRUPTED

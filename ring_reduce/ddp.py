@@ -1,0 +1,159 @@
+"""The ring as a communication hook of DistributedDataParallel."""
+# No `from __future__ import annotations`, and no annotation on the hook: register_comm_hook compares annotations with
+# classes, which would have to be imported, and torch with them.
+
+from dataclasses import dataclass
+from typing import Any
+
+from .call import check_count
+from .errors import CountError
+from .normalization import Kind, Normalization
+from .ring import Ring
+from .work import Work
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What the last reduced backward divided by."""
+
+    total_count: float  # sum of counts over ranks; 0 where the normalization has none
+    divisor: float  # what the sum over ranks was divided by; 0: nothing was counted and the gradient is 0
+    buckets: int
+
+
+class RingHookState:
+    """State of :func:`ring_hook`: a ring, what divides the sum of the gradients, and the count of the next backward.
+
+    With ``DIVIDE_BY_COUNT`` and ``WEIGHTED_MEAN`` each reduced backward needs a count on every rank::
+
+        state.add_count(len(batch))   # or the number of counted tokens; 0 is a count too
+        loss.backward()
+
+    Counts add up until a backward reduces and consumes them, so that under ``no_sync`` one is added for each
+    micro-batch. A rank that has left ``join()`` counts 0. One state serves one model.
+    """
+
+    def __init__(self, ring: Ring, normalization: Normalization) -> None:
+        if not isinstance(normalization, Normalization):
+            raise TypeError(f"normalization is {normalization!r}; use one of ring_reduce, such as WEIGHTED_MEAN")
+        self.ring = ring
+        self.normalization = normalization
+        self._pending: float | None = None  # added, not yet used
+        self._in_use: float | None = None  # of the backward that is being reduced
+        self._reductions = 0
+        self._works: list[Work] = []
+
+    def add_count(self, count: Any) -> None:
+        """Adds this rank's examples or tokens, a finite number >= 0, to the count of the next reduced backward.
+
+        Raises ``CountError`` for anything else, which aborts the ring on all ranks: they would wait for this one.
+        """
+        if not self.normalization.uses_count:
+            raise CountError(f"{self.normalization!r} uses no count; leave add_count() out, or use DIVIDE_BY_COUNT")
+        with _AbortOnError(self.ring):
+            self._pending = (self._pending or 0.0) + check_count(count, self.normalization)
+
+    def reset(self) -> None:
+        """Drops counts that a failed forward or backward left."""
+        self._pending = None
+        self._in_use = None
+
+    @property
+    def last(self) -> Reduction | None:
+        """What the last reduced backward divided by; None before the first, and while one is being reduced."""
+        if not self._works or not all(work.done() for work in self._works):
+            return None
+        total = self._works[-1].total_count
+        kind = self.normalization.kind
+        divisors = {Kind.SUM: 1.0, Kind.MEAN: float(self.ring.world), Kind.DIVIDE_BY: self.normalization.total}
+        return Reduction(total, divisors.get(kind, total), len(self._works))
+
+    def _reduce(self, bucket: Any) -> Any:
+        """Starts the reduction of a bucket; DDP hands them over in order, from 0 to the last."""
+        with _AbortOnError(self.ring):
+            if bucket.index() == 0:
+                self._works = []
+                self._in_use = self._take_count()
+            count = self._in_use if self.normalization.uses_count else None
+            work = self.ring.all_reduce(bucket.buffer(), self.normalization, count=count, async_op=True)
+            self._works.append(work)
+            if bucket.is_last():
+                self._in_use = None
+                self._reductions += 1
+            return work.get_future()
+
+    def _take_count(self) -> float | None:
+        """The count of the backward that starts to be reduced."""
+        if not self.normalization.uses_count:
+            return None
+        if _outside_backward():
+            return 0.0
+        count, self._pending = self._pending, None
+        if count is None:
+            used = "the last one was used by the backward before" if self._reductions else "none was added yet"
+            raise CountError(
+                f"rank {self.ring.rank}: a backward under {self.normalization!r} has no count ({used}); call "
+                f"state.add_count(examples or tokens) once for each forward, before its backward"
+            )
+        return count
+
+
+class _AbortOnError:
+    """An error of one rank in the middle of a training step ends the ring: the others would wait for it."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if error is not None and self._ring.failure is None:
+            self._ring.abort(f"{kind.__name__}: {error}")
+
+
+def _outside_backward() -> bool:
+    """Whether DDP calls the hook for a rank that has left join(), to match the others' collectives."""
+    import torch
+
+    return bool(torch._C._current_graph_task_id() == -1)
+
+
+def ring_hook(state: RingHookState, bucket):  # type: ignore[no-untyped-def]
+    """Communication hook for ``ddp.register_comm_hook(state, ring_hook)``: reduces gradients over ``state.ring``.
+
+    The gradient of each parameter becomes the sum over ranks, divided as ``state.normalization`` says; DDP itself
+    divides by nothing when it has a hook. Returns a ``torch.futures.Future`` of the bucket's tensor.
+    """
+    return state._reduce(bucket)
+
+
+def attach(model: Any, ring: Ring, normalization: Normalization) -> RingHookState:
+    """Makes a DistributedDataParallel model reduce its gradients over ``ring``; returns the hook's state.
+
+    Raises ``TypeError`` if ``model`` is not wrapped in DDP, and ``ValueError`` if its ranks are not those of the ring
+    or if it can't take a hook: DDP takes one for its life, and its ``mixed_precision`` option installs its own.
+    """
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    if not isinstance(model, DistributedDataParallel):
+        raise TypeError(f"attach takes a DistributedDataParallel model, not {type(model).__name__}; wrap it first")
+    if getattr(model, "mixed_precision", None) is not None:
+        raise ValueError(
+            "this model has DDP's mixed_precision, which installs a communication hook of its own, and DDP takes one "
+            "hook only; leave mixed_precision out and use autocast, or a model in bfloat16"
+        )
+    group = model.process_group
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    if (rank, world) != (ring.rank, ring.world):
+        raise ValueError(
+            f"the model's group has this process as rank {rank} of {world} and the ring as rank {ring.rank} of "
+            f"{ring.world}; make the ring with Ring.from_group(group)"
+        )
+    state = RingHookState(ring, normalization)
+    try:
+        model.register_comm_hook(state, ring_hook)
+    except RuntimeError as error:
+        raise ValueError(f"this model can't take the ring's hook: {error}; DDP takes one hook only") from error
+    return state

@@ -1,0 +1,190 @@
+"""The summary for a terminal, the JSON, and what came out otherwise than it must."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .factors import Case
+from .results import BYTES_TOLERANCE, Duel, Result
+
+LEAST_ACCURACY = 0.95
+# Rounding leaves about 1e-6 (the order of a float32 sum differs); the smallest wrong divisor here leaves 1e-2.
+LARGEST_GRADIENT_ERROR = 1e-4
+
+GREEN, RED, BOLD = "32", "31", "1"
+
+
+class Style:
+    """Terminal colours, or none of them when the output is piped."""
+
+    def __init__(self, *, coloured: bool) -> None:
+        self._coloured = coloured
+
+    def __call__(self, text: str, code: str) -> str:
+        """`text` in the colour or weight of an ANSI code."""
+        return f"\x1b[{code}m{text}\x1b[0m" if self._coloured else text
+
+
+def find_failures(result: Result, *, accuracy_counts: bool) -> list[str]:
+    """What came out otherwise than it must; `accuracy_counts` is false when too few epochs were asked for."""
+    failures = []
+    accuracy = result.training.accuracies[-1]
+    if accuracy_counts and accuracy < LEAST_ACCURACY:
+        failures.append(f"test accuracy is {accuracy:.2%}, below {LEAST_ACCURACY:.0%}")
+    error = max(result.training.gradient_errors)
+    if not error <= LARGEST_GRADIENT_ERROR:
+        failures.append(f"a gradient differs by {error:.1e} from one process, more than {LARGEST_GRADIENT_ERROR:.0e}")
+    for case in (*result.equal_cases, *result.unequal_cases):
+        if not case.as_predicted:
+            predicted = "no clean factor" if case.predicted is None else f"factor {case.predicted:.6g}"
+            failures.append(
+                f"loss {case.loss.value} with {case.normalization} on local batches {_counts(case.counts)}: "
+                f"measured factor {case.factor:.6g} with a residual of {case.residual:.1e}, predicted {predicted}"
+            )
+    if result.traffic.worst_difference > BYTES_TOLERANCE:
+        failures.append(
+            f"ranks sent {result.traffic.sent_by_rank} bytes, by the formula {result.traffic.formula:,.0f} "
+            f"(within {BYTES_TOLERANCE})"
+        )
+    return failures
+
+
+def as_json(result: Result, failures: Sequence[str], *, seconds: float) -> dict[str, Any]:
+    """Everything measured; the first eleven keys are the report's stable part."""
+    timings = result.timings
+    ring_gloo, sum_mean = timings.of_gradients(timings.ring_gloo), timings.of_gradients(timings.sum_mean)
+    return {
+        "world": len(result.traffic.sent_by_rank),
+        "device": "cpu",
+        "test_accuracy": result.training.accuracies[-1],
+        "max_relative_gradient_error": max(result.training.gradient_errors),
+        "cases": [_case_as_json(case) for case in result.equal_cases],
+        "bytes_sent": max(result.traffic.sent_by_rank),
+        "bytes_formula": result.traffic.formula,
+        "ring_us": ring_gloo.left_us,
+        "gloo_us": ring_gloo.right_us,
+        "sum_us": sum_mean.left_us,
+        "mean_us": sum_mean.right_us,
+        "ok": not failures,
+        "failures": list(failures),
+        "seconds": seconds,
+        "transport": result.transport,
+        "parameters": result.parameters,
+        "unequal_cases": [_case_as_json(case) for case in result.unequal_cases],
+        "bytes_sent_by_rank": result.traffic.sent_by_rank,
+        "gradient_bytes": result.traffic.tensor_bytes,
+        "losses": result.training.losses,
+        "accuracies": result.training.accuracies,
+        "gradient_errors": result.training.gradient_errors,
+        "ring_and_gloo": [_duel_as_json(duel, "ring", "gloo") for duel in timings.ring_gloo],
+        "sum_and_mean": [_duel_as_json(duel, "sum", "mean") for duel in timings.sum_mean],
+    }
+
+
+def _case_as_json(case: Case) -> dict[str, Any]:
+    return {
+        "loss": case.loss.value,
+        "normalization": case.normalization,
+        "factor": case.factor,
+        "right": case.verdict.right,
+        "meaning": str(case.verdict),
+        "residual": case.residual,
+        "predicted": case.predicted,
+        "local_batches": list(case.counts),
+    }
+
+
+def _duel_as_json(duel: Duel, left: str, right: str) -> dict[str, Any]:
+    return {
+        "bytes": duel.tensor_bytes,
+        f"{left}_us": duel.left_us,
+        f"{right}_us": duel.right_us,
+        f"{right}_over_{left}": duel.ratio.value,
+        "interval_95": [duel.ratio.low, duel.ratio.high],
+    }
+
+
+def format_summary(result: Result, failures: Sequence[str], *, seconds: float, style: Style) -> str:
+    """The report that a person reads."""
+    training, world = result.training, len(result.traffic.sent_by_rank)
+    lines = [
+        "",
+        style(f"ring-reduce demo: {world} rank{'s' * (world > 1)}, {result.parameters:,} parameters, {seconds:.1f} s", BOLD),
+        "",
+        style("Training over the ring", BOLD),
+        f"  test accuracy                                  {training.accuracies[-1]:.2%}",
+        f"  gradient beside one process, whole batch       within {max(training.gradient_errors):.1e}"
+        f"   (largest of {len(training.gradient_errors)} steps, all ranks and parameters: |difference| / |reference|)",
+        "",
+        style("Which normalization goes with which loss: factor = gradient over the ring / gradient of one process", BOLD),
+        *_case_table("equal", result.equal_cases, style),
+        "",
+        *_case_table("unequal", result.unequal_cases, style),
+        "",
+        style("Bytes and time", BOLD),
+        *_cost_lines(result),
+        "",
+    ]
+    if failures:
+        lines += [style("FAILED", RED), *(f"  {failure}" for failure in failures)]
+    else:
+        lines.append(style("Everything came out as predicted.", GREEN))
+    return "\n".join(lines)
+
+
+def _case_table(kind: str, cases: Sequence[Case], style: Style) -> list[str]:
+    counts = cases[0].counts
+    lines = [f"  {kind} local batches: {_counts(counts)}   n = {len(counts)} ranks, B = {sum(counts)} examples"]
+    previous = None
+    for case in cases:
+        loss = case.loss.value if case.loss is not previous else ""
+        previous = case.loss
+        factor = f"{case.factor:10.6g}" if case.clean else f"{'none':>10}"
+        mark = style("right", GREEN) if case.verdict.right else style("WRONG", RED)
+        meaning = "" if case.verdict.right else f"   {case.verdict}"
+        lines.append(f"    {loss:<28}{case.normalization:<16}{factor}   {mark}{meaning}")
+    return lines
+
+
+def _counts(counts: Sequence[int]) -> str:
+    """``16 16 16 16``, shortened for many ranks."""
+    shown = [str(count) for count in counts]
+    return " ".join(shown if len(shown) <= 8 else [*shown[:4], "...", shown[-1]])
+
+
+def _cost_lines(result: Result) -> list[str]:
+    traffic, timings = result.traffic, result.timings
+    sent = sorted(set(traffic.sent_by_rank))
+    sent_text = f"{sent[0]:,}" if len(sent) == 1 else f"{sent[0]:,} to {sent[-1]:,}"
+    lines = [
+        f"  the gradients                                  {traffic.tensor_bytes:,} bytes",
+        f"  a rank sends                                   {sent_text} bytes; 2(n-1)s/n = {traffic.formula:,.0f}",
+        "  median time of one all-reduce                  ring        Gloo",
+    ]
+    for duel in timings.ring_gloo:
+        whose = "   (the gradients)" if duel.tensor_bytes == timings.gradient_bytes else ""
+        lines.append(
+            f"    {format_bytes(duel.tensor_bytes):>10}                         {format_time(duel.left_us):>12}"
+            f"{format_time(duel.right_us):>12}   Gloo takes {duel.ratio.value:.1f} times as long{whose}"
+        )
+    lines.append("                                                 SUM        MEAN")
+    for duel in timings.sum_mean:
+        ratio = duel.ratio
+        lines.append(
+            f"    {format_bytes(duel.tensor_bytes):>10}                         {format_time(duel.left_us):>12}"
+            f"{format_time(duel.right_us):>12}   MEAN / SUM {ratio.value:.3f} (95 %: {ratio.low:.3f} to {ratio.high:.3f})"
+        )
+    return lines
+
+
+def format_bytes(count: int) -> str:
+    """``149.5 KiB``."""
+    if count < 1 << 20:
+        return f"{count / 1024:.4g} KiB"
+    return f"{count / (1 << 20):.4g} MiB"
+
+
+def format_time(microseconds: float) -> str:
+    """``83.1 us``, ``4.21 ms``."""
+    return f"{microseconds:.1f} us" if microseconds < 1000 else f"{microseconds / 1000:.2f} ms"

@@ -1,0 +1,100 @@
+"""Bytes and times: the ring beside Gloo, and MEAN beside SUM, on the gradients of the trained network.
+
+Both sides of a pair run in turn in the same processes, in an order that changes from round to round. All ranks start a
+burst of calls together, and a burst takes what its slowest rank takes. Torch and Gloo add in place, so the tensor is
+refilled before each burst; that is not timed.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import ring_reduce as rr
+from ring_reduce.benchmarks.summary import ratio_of_medians
+
+from .results import Duel, Timings, Traffic
+
+OTHER_BYTES = (1 << 10, 16 << 10, 1 << 20, 4 << 20)
+WARM_UP_ROUNDS = 2
+
+
+def measure_traffic(ring: rr.Ring, gradient: Tensor) -> Traffic:
+    """The payload that the ring counted in one all-reduce, from every rank."""
+    x = gradient.clone()
+    before = ring.stats.bytes_sent
+    ring.all_reduce(x)
+    sent = torch.zeros(ring.world, dtype=torch.int64)
+    sent[ring.rank] = ring.stats.bytes_sent - before
+    dist.all_reduce(sent)
+    return Traffic(x.numel() * x.element_size(), sent.tolist())
+
+
+def measure_times(ring: rr.Ring, gradient: Tensor) -> Timings:
+    """Ring against Gloo at several sizes, SUM against MEAN on the gradients and at the largest size."""
+    size = gradient.numel() * gradient.element_size()
+    tensors = [gradient, *(_repeat_to(gradient, other) for other in OTHER_BYTES if other != size)]
+    tensors.sort(key=Tensor.numel)
+    return Timings(
+        size,
+        ring_gloo=[_ring_beside_gloo(ring, x) for x in tensors],
+        sum_mean=[_sum_beside_mean(ring, x) for x in (gradient, tensors[-1])],
+    )
+
+
+def _repeat_to(gradient: Tensor, tensor_bytes: int) -> Tensor:
+    """Real gradient values at another size."""
+    count = tensor_bytes // gradient.element_size()
+    return gradient.repeat(-(-count // gradient.numel()))[:count].clone()
+
+
+def _ring_beside_gloo(ring: rr.Ring, source: Tensor) -> Duel:
+    rounds = 21 if source.numel() <= 1 << 17 else 9
+    return _duel(ring, source, lambda x: ring.all_reduce(x), lambda x: dist.all_reduce(x), rounds=rounds)
+
+
+def _sum_beside_mean(ring: rr.Ring, source: Tensor) -> Duel:
+    rounds = 150 if source.numel() <= 1 << 17 else 40
+    return _duel(
+        ring, source, lambda x: ring.all_reduce(x, rr.SUM), lambda x: ring.all_reduce(x, rr.MEAN), rounds=rounds
+    )
+
+
+def _duel(
+    ring: rr.Ring, source: Tensor, left: Callable[[Tensor], object], right: Callable[[Tensor], object], *, rounds: int
+) -> Duel:
+    # A burst of sums in place grows the values by n each time: 8 calls on 16 ranks stay far from overflow.
+    burst = 8 if source.numel() <= 1 << 17 else 2
+    sides = (left, right)
+    seconds = np.zeros((2, rounds, 1))
+    x, token = torch.empty_like(source), torch.zeros(1)
+    # The collector would run in the timed part of whichever side allocates more.
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(-WARM_UP_ROUNDS, rounds):
+            for index in (0, 1) if turn % 2 else (1, 0):
+                x.copy_(source)
+                ring.all_reduce(token)  # aligns the ranks
+                start = time.perf_counter()
+                for _ in range(burst):
+                    sides[index](x)
+                seconds[index, max(turn, 0)] = (time.perf_counter() - start) / burst
+    finally:
+        gc.enable()
+    slowest = torch.from_numpy(seconds)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    left_us, right_us = 1e6 * seconds
+    tensor_bytes = source.numel() * source.element_size()
+    return Duel(
+        tensor_bytes,
+        float(np.median(left_us)),
+        float(np.median(right_us)),
+        ratio_of_medians(right_us, left_us),
+    )

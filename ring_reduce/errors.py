@@ -1,0 +1,31 @@
+"""The errors of a ring. Each says who, what and what to do; every rank of a failed ring raises the same text."""
+
+from __future__ import annotations
+
+
+class RingError(RuntimeError):
+    """Base of all errors of a ring. After any but ``CountError`` the ring is closed on every rank."""
+
+
+class RingMismatch(RingError):
+    """Ranks called with different arguments; the text names both ranks and both values. No tensor was changed."""
+
+
+class RingTimeout(RingError):
+    """A rank did not arrive, or made no progress, within the timeout."""
+
+
+class PeerLost(RingError):
+    """A rank's process ended in the middle of a call, or before one that this rank is in."""
+
+
+class RingAborted(RingError):
+    """A rank aborted the ring: :meth:`Ring.abort`, an exception inside ``with Ring``, Ctrl-C, or an error in the hook."""
+
+
+class RingClosed(RingError):
+    """A call on a ring that was closed here, or by a peer that a call was waiting for."""
+
+
+class CountError(RingError, ValueError):
+    """A count that is missing, used twice, negative, infinite or NaN. In a DDP hook it aborts the ring on all ranks."""

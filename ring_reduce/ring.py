@@ -1,0 +1,290 @@
+"""The ring: all_reduce, reduce_scatter and all_gather with an explicit normalization."""
+
+from __future__ import annotations
+
+import math
+import os
+import weakref
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from .bootstrap import Member, Store
+from .call import Call, all_gather_call, all_reduce_call, reduce_scatter_call
+from .errors import RingError
+from .normalization import SUM, Normalization
+from .shm import ShmRing, Tuning, open_ring
+from .work import CommunicationThread, Work
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+DEFAULT_TIMEOUT_S = 300.0
+_CLOSE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class RingStats:
+    """What a ring has done on this rank so far. Bytes are those really moved."""
+
+    calls: int
+    bytes_sent: int  # elements; an all_reduce of s bytes sends 2s - |chunk r| - |chunk r+1|, about 2(n-1)s/n
+    bytes_received: int
+    header_bytes_sent: int  # 64 a segment, beside bytes_sent
+    seconds_waiting: float  # for other ranks, summed over lanes
+    last_count: float  # total count of the last call that had one; 0 before
+
+
+class Ring:
+    """A ring of processes on one host that reduce tensors together over shared memory.
+
+    All ranks make the ring together, and make the same calls in the same order. Every rank ends with the same bits.
+    Use it as a context manager: an exception inside aborts the calls of all ranks, with its text.
+
+    Args:
+        store: where the ranks meet: a ``torch.distributed.Store``, or any object with ``set(key, bytes)``,
+            ``get(key) -> bytes`` and ``check([key]) -> bool`` that all ranks share. Not needed for a world of 1.
+        rank: this process, 0 to ``world - 1``.
+        world: number of processes.
+        name: tells rings apart that meet in one store at the same time.
+        timeout: seconds that a call may go without progress, and that making the ring may take; default
+            ``RING_REDUCE_TIMEOUT`` or 300.
+        lanes: threads a rank; the fewest that any rank asks for count. Default: the cores divided among the ranks,
+            at most 4. Results do not depend on it.
+
+    Raises:
+        RingTimeout: a rank did not arrive; it is named.
+        RingMismatch: ranks disagree on the world or run different versions.
+        RingError: a rank is on another host, or could not get its memory. On every rank.
+    """
+
+    def __init__(
+        self,
+        store: Store | None = None,
+        *,
+        rank: int,
+        world: int,
+        name: str = "default",
+        timeout: float | None = None,
+        lanes: int | None = None,
+        _tuning: dict[str, Any] | None = None,
+    ) -> None:
+        if world < 1 or not 0 <= rank < world:
+            raise ValueError(f"rank {rank} of a world of {world}: a ring needs world >= 1 and 0 <= rank < world")
+        if lanes is not None and not 1 <= lanes <= 64:
+            raise ValueError(f"lanes={lanes}: a ring has 1 to 64 lanes")
+        self.rank = rank
+        self.world = world
+        self.name = name
+        self.timeout = _timeout_s(timeout)
+        self._member = Member(rank, world, name)
+        self._shm = open_ring(self._member, store, self.timeout, lanes, Tuning(**(_tuning or {})))
+        self._core = self._shm.core
+        self._thread = CommunicationThread(f"ring_reduce {name} rank {rank}")
+        self._process = os.getpid()
+        self._last_count = 0.0
+        self._closed = False
+        # A ring that is dropped, or open when Python exits, tells the others that it is gone.
+        self._finalizer = weakref.finalize(self, _shut_down, self._shm, self._thread, self._member, self._process)
+
+    @classmethod
+    def from_group(
+        cls,
+        group: dist.ProcessGroup | None = None,
+        *,
+        name: str = "default",
+        timeout: float | None = None,
+        lanes: int | None = None,
+        _tuning: dict[str, Any] | None = None,
+    ) -> Ring:
+        """The ring of a torch.distributed process group (default: the world), whose store it meets in.
+
+        Nothing is sent over the group itself. Ranks are those within the group. Raises ``ValueError`` for a process
+        that is not in ``group``, ``RuntimeError`` before ``init_process_group``, and what :class:`Ring` raises.
+        """
+        import torch.distributed as dist
+        from torch.distributed.distributed_c10d import _get_process_group_store
+
+        if not dist.is_initialized():
+            raise RuntimeError("Ring.from_group() needs torch.distributed.init_process_group() first")
+        group = group if group is not None else dist.group.WORLD
+        rank = dist.get_rank(group)
+        if rank < 0:
+            raise ValueError("this process is not a member of the group; make the ring on its members only")
+        store = _get_process_group_store(group)
+        world = dist.get_world_size(group)
+        return cls(store, rank=rank, world=world, name=name, timeout=timeout, lanes=lanes, _tuning=_tuning)
+
+    @property
+    def transport(self) -> str:
+        """How the ranks move data: ``"shm"``, shared memory."""
+        return "shm"
+
+    @property
+    def lanes(self) -> int:
+        """Threads a rank that large calls use, the same on all ranks."""
+        return self._shm.lanes
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called or the ring has failed."""
+        return self._closed or self.failure is not None
+
+    @property
+    def failure(self) -> RingError | None:
+        """Why the ring failed, the same on all ranks; None while it works or after :meth:`close`."""
+        try:
+            self._core.check()
+        except RingError as error:
+            return None if self._closed else error
+        return None
+
+    @property
+    def stats(self) -> RingStats:
+        """Calls, bytes and waiting of this rank so far."""
+        stats = self._core.stats()
+        return RingStats(
+            calls=stats.calls,
+            bytes_sent=stats.bytes_sent,
+            bytes_received=stats.bytes_received,
+            header_bytes_sent=stats.header_bytes_sent,
+            seconds_waiting=stats.seconds_waiting,
+            last_count=self._last_count,
+        )
+
+    def all_reduce(
+        self,
+        x: Any,
+        normalization: Normalization = SUM,
+        *,
+        out: Any = None,
+        count: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        """The sum of all ranks' ``x``, divided as ``normalization`` says, on every rank.
+
+        Args:
+            x: torch CPU tensor or NumPy array of float64, float32, float16, bfloat16, int32 or int64; any shape and
+                strides, the same shape and dtype on every rank. Reduced in place unless ``out`` is given.
+            normalization: ``SUM``, ``MEAN``, ``divide_by(total)``, ``DIVIDE_BY_COUNT`` or ``WEIGHTED_MEAN``; integers
+                only ``SUM``. 16-bit floats are added and divided in float32.
+            out: takes the result; shape and dtype of ``x``.
+            count: this rank's examples or tokens, a finite number >= 0, for the last two; 0 leaves this rank's ``x``
+                out, NaN included. If all counts are 0, the result is 0.
+            async_op: return at once, with a :class:`Work`.
+
+        Returns:
+            ``x``, or ``out``; with ``async_op`` a :class:`Work` whose ``wait()`` returns it.
+
+        Raises:
+            TypeError, ValueError, CountError: these arguments are wrong; the ring goes on.
+            RingMismatch: ranks called with different arguments; no tensor was changed.
+            RingTimeout, PeerLost, RingAborted, RingClosed: see :mod:`ring_reduce.errors`.
+        """
+        return self._start(all_reduce_call(x, normalization, out, count), async_op)
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        normalization: Normalization = SUM,
+        *,
+        out: Any = None,
+        count: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        """This rank's 1/n of what :meth:`all_reduce` gives: part ``rank`` of ``world`` equal parts.
+
+        Without ``out`` the first dimension of ``x`` is split and a new tensor of shape ``(x.shape[0] / n, ...)`` is
+        returned; with it, ``out`` has ``numel / n`` elements of any shape (it may be this rank's part of ``x`` itself).
+        ``ValueError`` where it can't be split; other arguments and errors as :meth:`all_reduce`.
+        """
+        call = reduce_scatter_call(x, normalization, out, count, rank=self.rank, world=self.world)
+        return self._start(call, async_op)
+
+    def all_gather(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any:
+        """All ranks' ``x``, one after another along the first dimension, on every rank.
+
+        Without ``out`` a new tensor of shape ``(n * x.shape[0], ...)`` is returned, ``(n,)`` for a scalar; with it,
+        ``out`` has ``n * numel`` elements of any shape (``x`` may be this rank's part of it). Other arguments and
+        errors as :meth:`all_reduce`.
+        """
+        return self._start(all_gather_call(x, out, rank=self.rank, world=self.world), async_op)
+
+    def abort(self, reason: str) -> None:
+        """Ends the ring: calls that are running or queued, on every rank, raise ``RingAborted`` with ``reason``.
+
+        From any thread. Nothing happens if the ring has failed or is closed.
+        """
+        self._core.abort(f"rank {self.rank} aborted the ring: {reason}")
+
+    def check(self) -> None:
+        """Raises why the ring failed, or ``RingClosed`` after :meth:`close`; nothing while it works."""
+        self._core.check()
+
+    def close(self) -> None:
+        """Waits for queued calls, then leaves the ring. Other ranks that still call it get ``RingClosed``.
+
+        Closing twice does nothing.
+        """
+        self._close(self.timeout + _CLOSE_TIMEOUT_S)
+
+    def __enter__(self) -> Ring:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        if not isinstance(error, RingError) or self.failure is None:
+            self.abort(f"{type(error).__name__}: {error}")
+        self._close(_CLOSE_TIMEOUT_S)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{self.lanes} lanes, {self.transport}"
+        return f"<Ring {self.name!r} rank {self.rank} of {self.world}, {state}>"
+
+    def _start(self, call: Call, async_op: bool) -> Any:
+        if not async_op and self._thread.idle:
+            return self._run(call, interruptible=True)  # no hand-over to the thread in the time of a small message
+        self.check()
+        future = self._thread.submit(lambda: self._run(call, interruptible=False))
+        work = Work(future, call)
+        return work if async_op else work.wait()
+
+    def _run(self, call: Call, interruptible: bool) -> Any:
+        result = call.run(self._core, interruptible)
+        if call.normalization.uses_count:
+            self._last_count = call.total_count
+        return result
+
+    def _close(self, timeout: float) -> None:
+        self._closed = True
+        if os.getpid() != self._process or not self._finalizer.alive:
+            return
+        if self._thread.stop(timeout):
+            self._finalizer.detach()
+            self._shm.close()
+
+
+def _shut_down(shm: ShmRing, thread: CommunicationThread, member: Member, process: int) -> None:
+    """Ends a ring that nobody closed. In a fork it is the parent's."""
+    if os.getpid() != process:
+        return
+    if not thread.idle:
+        shm.core.abort(f"rank {member.rank} exited, or dropped the ring, with calls in flight")
+    if thread.stop(_CLOSE_TIMEOUT_S):
+        shm.close()
+
+
+def _timeout_s(timeout: float | None) -> float:
+    if timeout is None:
+        text = os.environ.get("RING_REDUCE_TIMEOUT")
+        try:
+            timeout = float(text) if text else DEFAULT_TIMEOUT_S
+        except ValueError:
+            raise ValueError(f"RING_REDUCE_TIMEOUT is {text!r}; it has to be a number of seconds") from None
+    if not (math.isfinite(timeout) and timeout > 0):
+        raise ValueError(f"timeout is {timeout} s; it has to be positive and finite")
+    return float(timeout)

@@ -1,0 +1,219 @@
+"""The shared-memory transport: what the ranks agree on, and the core's ring over the memory that they exchange."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from . import _core
+from .bootstrap import GRACE_S, Channel, Hub, Member, Store, connect, raise_refusal
+from .errors import RingError, RingMismatch, RingTimeout
+
+MAX_LANES = 4
+DEFAULT_SPINS = 2000  # some tens of microseconds
+STAGING_LIMIT_BYTES = 8 << 20  # a rank
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The sizes of a ring. Results do not depend on them; all but `spins`, `yield_s` and `stream_bytes` are agreed."""
+
+    segment_bytes: int = 256 << 10
+    depth: int = 4
+    window: int = 2
+    stream_bytes: int = 8 << 20
+    spins: int | None = None  # None: spin where there is a core for every rank
+    yield_s: float = 1e-3
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def default_lanes(world: int) -> int:
+    """Threads a rank: the cores divided among the ranks, 1 to 4."""
+    return max(1, min(MAX_LANES, available_cores() // world))
+
+
+class ShmRing:
+    """The core's ring and what it holds open: the pidfds of the others, which tell that one has ended."""
+
+    def __init__(self, core: _core.CpuRing, lanes: int, process_fds: list[int]) -> None:
+        self.core = core
+        self.lanes = lanes
+        self._process_fds = process_fds
+
+    def close(self) -> None:
+        """Tells the others that this rank makes no more calls. No call may be running."""
+        self.core.close()
+        _close_all(self._process_fds)
+
+
+def open_ring(member: Member, store: Store | None, timeout: float, lanes: int | None, tuning: Tuning) -> ShmRing:
+    """Makes the ring together with all other ranks; an error of one is an error on all."""
+    bootstrap = _Bootstrap(member, timeout, tuning)
+    wanted = {
+        "rank": member.rank,
+        "world": member.world,
+        "wire_version": _core.WIRE_VERSION,
+        "lanes": lanes if lanes is not None else default_lanes(member.world),
+        "segment_bytes": tuning.segment_bytes,
+        "depth": tuning.depth,
+        "window": tuning.window,
+    }
+    try:
+        if member.world == 1:
+            return bootstrap.alone(wanted)
+        if store is None:
+            raise ValueError(f"a ring of {member.world} ranks needs a store to meet in")
+        if member.rank == 0:
+            return bootstrap.as_hub(Hub(member, store, timeout), wanted)
+        return bootstrap.as_member(connect(member, store, timeout), wanted)
+    finally:
+        bootstrap.close_descriptors()
+
+
+class _Bootstrap:
+    """One rank's part in making the ring. Owns all descriptors until the ring has them."""
+
+    def __init__(self, member: Member, timeout: float, tuning: Tuning) -> None:
+        self._member = member
+        self._timeout = timeout
+        self._tuning = tuning
+        self._memory: dict[int, int] = {}  # by rank
+        self._process: dict[int, int] = {}  # by rank; none where the kernel has no pidfds
+
+    def alone(self, agreed: dict[str, Any]) -> ShmRing:
+        self._make_memory(agreed)
+        return self._map(agreed)
+
+    def as_hub(self, hub: Hub, wanted: dict[str, Any]) -> ShmRing:
+        try:
+            agreed = _agree(wanted, hub.gather_hellos())
+            hub.tell_all({"agreed": agreed})
+            self._make_memory(agreed)
+            for rank, (message, descriptors) in hub.gather().items():
+                self._take(rank, message, descriptors)
+            for rank in range(self._member.world):
+                hub.tell_all(*self._handed_on(rank))
+            ring = self._map(agreed)
+            hub.gather()
+            hub.tell_all({"go": True})
+            return ring
+        except BaseException as error:
+            hub.tell_all(_refusal(self._member, error))
+            raise
+        finally:
+            hub.close()
+
+    def as_member(self, hub: Channel, wanted: dict[str, Any]) -> ShmRing:
+        rank = self._member.rank
+        try:
+            hub.send(wanted)
+            agreed = self._hear(hub)[0]["agreed"]
+            self._make_memory(agreed)
+            hub.send(*self._handed_on(rank))
+            for other in range(self._member.world):
+                self._take(other, *self._hear(hub))
+            ring = self._map(agreed)
+            hub.send({"ready": True})
+            self._hear(hub)
+            return ring
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                hub.send(_refusal(self._member, error))
+            raise
+        finally:
+            hub.close()
+
+    def close_descriptors(self) -> None:
+        _close_all([*self._memory.values(), *self._process.values()])
+
+    def _hear(self, hub: Channel) -> tuple[dict[str, Any], list[int]]:
+        try:
+            message, descriptors = hub.receive(time.monotonic() + self._timeout + GRACE_S)
+        except TimeoutError:
+            raise RingTimeout(
+                f"{self._member.who}: no answer from rank 0 in {self._timeout:.1f} s while the ring was made; is it alive?"
+            ) from None
+        except OSError as error:
+            raise RingError(f"{self._member.who}: rank 0 ended while the ring was made ({error})") from None
+        raise_refusal(message)
+        return message, descriptors
+
+    def _make_memory(self, agreed: dict[str, Any]) -> None:
+        size = _core.region_bytes(
+            lanes=agreed["lanes"], depth=agreed["depth"], segment_bytes=agreed["segment_bytes"]
+        )
+        rank = self._member.rank
+        self._memory[rank] = _core.create_shared_memory(size)
+        with contextlib.suppress(OSError):  # an old kernel, or a sandbox: deaths are then seen by the deadline
+            self._process[rank] = os.pidfd_open(os.getpid())
+
+    def _handed_on(self, rank: int) -> tuple[dict[str, Any], list[int]]:
+        """A rank's descriptors and the message that goes with them."""
+        descriptors = [table[rank] for table in (self._memory, self._process) if rank in table]
+        return {"rank": rank, "descriptors": len(descriptors)}, descriptors
+
+    def _take(self, rank: int, message: dict[str, Any], descriptors: list[int]) -> None:
+        if rank in self._memory:  # its own, back from rank 0
+            _close_all(descriptors)
+            return
+        if not 1 <= len(descriptors) <= 2 or len(descriptors) != message.get("descriptors"):
+            _close_all(descriptors)
+            raise RingError(
+                f"{self._member.who}: got {len(descriptors)} file descriptors of rank {rank} where it sent "
+                f"{message.get('descriptors')}; is the limit on open files (ulimit -n) reached?"
+            )
+        self._memory[rank] = descriptors[0]
+        if len(descriptors) == 2:
+            self._process[rank] = descriptors[1]
+
+    def _map(self, agreed: dict[str, Any]) -> ShmRing:
+        member, tuning = self._member, self._tuning
+        spins = tuning.spins
+        if spins is None:
+            spins = DEFAULT_SPINS if available_cores() >= member.world * agreed["lanes"] else 0
+        others = [rank for rank in range(member.world) if rank != member.rank]
+        core = _core.CpuRing(
+            rank=member.rank,
+            world=member.world,
+            memory_fds=[self._memory[rank] for rank in range(member.world)],
+            process_fds=[-1 if rank == member.rank else self._process.get(rank, -1) for rank in range(member.world)],
+            lanes=agreed["lanes"],
+            depth=agreed["depth"],
+            segment_bytes=agreed["segment_bytes"],
+            window=agreed["window"],
+            timeout_s=self._timeout,
+            spins=spins,
+            yield_s=tuning.yield_s,
+            stream_bytes=tuning.stream_bytes,
+        )
+        return ShmRing(core, agreed["lanes"], [self._process.pop(rank) for rank in others if rank in self._process])
+
+
+def _agree(mine: dict[str, Any], hellos: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """The fewest lanes that any rank wants; all else must be equal."""
+    for rank, hello in hellos.items():
+        for key in ("wire_version", "segment_bytes", "depth", "window"):
+            if hello.get(key) != mine[key]:
+                raise RingMismatch(
+                    f"{key} is {mine[key]} on rank 0 and {hello.get(key)} on rank {rank}; every rank has to run the "
+                    f"same version of ring_reduce with the same settings"
+                )
+    return {**mine, "lanes": min(mine["lanes"], *(hello["lanes"] for hello in hellos.values()))}
+
+
+def _refusal(member: Member, error: BaseException) -> dict[str, Any]:
+    kind = {RingTimeout: "timeout", RingMismatch: "mismatch"}.get(type(error), "error")
+    text = str(error) if isinstance(error, RingError) else f"{member.who}: {type(error).__name__}: {error}"
+    return {"error": text, "kind": kind}
+
+
+def _close_all(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())

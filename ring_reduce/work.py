@@ -1,0 +1,109 @@
+"""Calls in flight: the handle of one, and the thread that runs them in order."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from .call import Call
+
+
+class Work:
+    """An asynchronous call of a ring. Its tensors must not be touched until it is done."""
+
+    def __init__(self, future: Future[Any], call: Call) -> None:
+        self._future = future
+        self._call = call
+
+    @property
+    def total_count(self) -> float:
+        """Once done: the sum of counts over ranks; 0 where the normalization has none."""
+        return self._call.total_count
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Blocks until the call is done and returns its result: the reduced tensor or array.
+
+        Raises what the call raised; ``TimeoutError`` after ``timeout`` seconds (the call itself goes on).
+        """
+        return self._future.result(timeout)
+
+    def done(self) -> bool:
+        """Whether the call has ended, well or not."""
+        return self._future.done()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """The same as a torch future, as DDP's hooks return it. Its value is the result.
+
+        Its ``wait()`` raises ``RuntimeError`` with the text of what the call raised.
+        """
+        import torch
+
+        settled: torch.futures.Future[Any] = torch.futures.Future()
+        # Through then(), since set_exception() of a torch future stores the exception as its value, which DDP's C++
+        # would take for the result; an error in a callback is one there too.
+        result = settled.then(lambda future: future.value().result())
+        self._future.add_done_callback(settled.set_result)
+        return result
+
+
+class CommunicationThread:
+    """Runs jobs one after another in a thread of its own, which the first job starts."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._unfinished = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no job is queued or running."""
+        return self._unfinished == 0
+
+    def submit(self, job: Callable[[], Any]) -> Future[Any]:
+        """Queues ``job``; the future gets what it returns or raises."""
+        future: Future[Any] = Future()
+        with self._lock:
+            self._unfinished += 1
+            if self._thread is None:
+                # A daemon: a call that waits for a peer must not keep the interpreter from exiting. The ring's exit
+                # handler ends it before Python does.
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._jobs.put((job, future))
+        return future
+
+    def stop(self, timeout: float) -> bool:
+        """Ends the thread after the jobs queued so far; whether it ended within ``timeout`` seconds."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            if thread is not None:
+                self._jobs.put(None)
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(timeout)
+        return not thread.is_alive()
+
+    def _run(self) -> None:
+        while (entry := self._jobs.get()) is not None:
+            job, future = entry
+            try:
+                result = job()
+            except BaseException as error:
+                self._finish_one()
+                future.set_exception(error)
+            else:
+                self._finish_one()
+                future.set_result(result)
+            del job, future, entry  # or the last tensors would live until the next job
+
+    def _finish_one(self) -> None:
+        with self._lock:
+            self._unfinished -= 1
