@@ -119,8 +119,8 @@ PYBIND11_MODULE(_core, module) {
       .def(py::init([](int rank, int world, const std::vector<int>& memory_fds, std::vector<int> process_fds, int lanes,
                        int depth, std::size_t segment_bytes, int window, double timeout_s, int spins, double yield_s,
                        std::size_t stream_bytes) {
-             const RingSettings settings{rank,      world, {lanes, depth, segment_bytes}, window,
-                                         timeout_s, spins, yield_s,                       stream_bytes};
+             const RingSettings settings{rank,    world,       {lanes, depth, segment_bytes}, window, timeout_s, spins,
+                                         yield_s, stream_bytes};
              return std::make_unique<BoundRing>(settings, memory_fds, std::move(process_fds));
            }),
            py::kw_only(), py::arg("rank"), py::arg("world"), py::arg("memory_fds"), py::arg("process_fds"),

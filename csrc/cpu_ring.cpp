@@ -117,13 +117,8 @@ double CpuRing::run(const CallArguments& arguments, const Interrupt* interrupt) 
 Call CpuRing::plan(const CallArguments& arguments) const {
   const RingSettings& s = group_.settings;
   Call call{};
-  call.fingerprint = {calls_,
-                      arguments.elements,
-                      arguments.divisor,
-                      kWireVersion,
-                      arguments.operation,
-                      arguments.type,
-                      arguments.normalization,
+  call.fingerprint = {calls_,         arguments.elements,      arguments.divisor, kWireVersion, arguments.operation,
+                      arguments.type, arguments.normalization,
                       /*algorithm=*/0};
   call.input = arguments.input;
   call.output = arguments.output;
@@ -136,14 +131,16 @@ Call CpuRing::plan(const CallArguments& arguments) const {
   // All of this follows from the arguments and the agreed settings, so it is the same on every rank.
   const std::uint64_t element = element_bytes(arguments.type);
   const std::uint64_t chunk_bytes = call.partition.longest() * element;
-  call.lanes = static_cast<int>(std::clamp<std::uint64_t>(chunk_bytes / kLaneBytes, 1, static_cast<std::uint64_t>(s.shape.lanes)));
+  call.lanes = static_cast<int>(
+      std::clamp<std::uint64_t>(chunk_bytes / kLaneBytes, 1, static_cast<std::uint64_t>(s.shape.lanes)));
   std::uint64_t lane_elements = 0;
   for (int lane = 0; lane < call.lanes; ++lane) {
     lane_elements = std::max(lane_elements, call.partition.lane(0, lane, call.lanes).elements);
   }
   call.segment_elements = s.shape.segment_bytes / element;
   call.segments = std::max<std::uint64_t>(1, (lane_elements + call.segment_elements - 1) / call.segment_elements);
-  call.stream = arguments.elements * element >= s.stream_bytes;
+  // In place the lines of the output are in a cache already: they were read a moment ago.
+  call.stream = arguments.input != arguments.output && arguments.elements * element >= s.stream_bytes;
   return call;
 }
 

@@ -98,8 +98,8 @@ void Group::check_peers(std::uint64_t call) {
     const std::string state = " after " + std::to_string(completed) + " calls, while " + rank_text(settings.rank) +
                               " is in call " + std::to_string(call);
     if (closed) {
-      throw fail(FailureKind::closed, rank_text(rank) + " closed the ring" + state +
-                                          "; every rank has to make the same calls");
+      throw fail(FailureKind::closed,
+                 rank_text(rank) + " closed the ring" + state + "; every rank has to make the same calls");
     }
     if (ended) {
       throw fail(FailureKind::peer_lost, rank_text(rank) + " ended (killed, crashed or exited)" + state +

@@ -13,10 +13,10 @@ struct RingSettings {
   int rank;
   int world;
   RegionShape shape;
-  int window;             // segments that go through a step together; 1 to depth - 1
-  double timeout_s;       // of a wait without progress
-  int spins;              // polls before a waiting thread yields its core
-  double yield_s;         // time of yielding before it sleeps
+  int window;                // segments that go through a step together; 1 to depth - 1
+  double timeout_s;          // of a wait without progress
+  int spins;                 // polls before a waiting thread yields its core
+  double yield_s;            // time of yielding before it sleeps
   std::size_t stream_bytes;  // outputs at least this large are written past the caches
 };
 

@@ -13,7 +13,7 @@ struct Span {
 
 struct Partition {
   std::uint64_t elements;
-  std::uint64_t pack;   // elements a pack
+  std::uint64_t pack;  // elements a pack
   std::uint64_t world;
   std::uint64_t equal;  // elements a chunk where all are equal (reduce_scatter, all_gather); 0: cut at packs
 

@@ -43,9 +43,7 @@ struct RegionShape {
 
   std::size_t slot_bytes() const { return kLineBytes + segment_bytes; }
   std::size_t lane_bytes() const { return 2 * sizeof(SharedCounter) + static_cast<std::size_t>(depth) * slot_bytes(); }
-  std::size_t lane_offset(int lane) const {
-    return kControlBytes + static_cast<std::size_t>(lane) * lane_bytes();
-  }
+  std::size_t lane_offset(int lane) const { return kControlBytes + static_cast<std::size_t>(lane) * lane_bytes(); }
   std::size_t bytes() const { return lane_offset(lanes); }
 
   static constexpr std::size_t kControlBytes = 4096;
@@ -71,9 +69,7 @@ class Region {
   static std::byte* payload(std::byte* slot) { return slot + kLineBytes; }
 
  private:
-  SharedCounter* counters(int lane) const {
-    return reinterpret_cast<SharedCounter*>(base_ + shape_.lane_offset(lane));
-  }
+  SharedCounter* counters(int lane) const { return reinterpret_cast<SharedCounter*>(base_ + shape_.lane_offset(lane)); }
 
   std::byte* base_;
   RegionShape shape_;

@@ -194,15 +194,16 @@ double LanePort::read_header(const std::byte* slot, std::uint64_t segment, int k
   if (!(header.fingerprint == call_.fingerprint)) {
     throw group_.fail(FailureKind::mismatch,
                       "ranks disagree" + where + ": " +
-                          describe_difference(call_.fingerprint, rank, header.fingerprint, group_.left()) +
-                          " (rank " + std::to_string(rank) + ": " + describe(call_.fingerprint) + "; rank " +
+                          describe_difference(call_.fingerprint, rank, header.fingerprint, group_.left()) + " (rank " +
+                          std::to_string(rank) + ": " + describe(call_.fingerprint) + "; rank " +
                           std::to_string(group_.left()) + ": " + describe(header.fingerprint) +
                           "); every rank has to make the same calls in the same order. No tensor was changed");
   }
   const bool in_step = header.segment == segment && header.move + 1 == static_cast<std::uint64_t>(k) &&
                        header.payload_bytes == payload_bytes;
   if (!in_step || !(header.partial_count >= 0 && std::isfinite(header.partial_count))) {
-    throw group_.fail(FailureKind::mismatch, "rank " + std::to_string(rank) + " got a corrupt segment header from rank " +
+    throw group_.fail(FailureKind::mismatch, "rank " + std::to_string(rank) +
+                                                 " got a corrupt segment header from rank " +
                                                  std::to_string(group_.left()) + where);
   }
   return header.partial_count;

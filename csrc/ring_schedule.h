@@ -14,9 +14,7 @@ struct MoveRange {
 
 RING_REDUCE_PORTABLE constexpr MoveRange all_reduce_moves(int world) { return {0, 2 * world - 2}; }
 RING_REDUCE_PORTABLE constexpr MoveRange reduce_scatter_moves(int world) { return {0, world - 1}; }
-RING_REDUCE_PORTABLE constexpr MoveRange all_gather_moves(int world) {
-  return {world - 1, 2 * world - 2};
-}
+RING_REDUCE_PORTABLE constexpr MoveRange all_gather_moves(int world) { return {world - 1, 2 * world - 2}; }
 
 RING_REDUCE_PORTABLE constexpr int chunk_of_move(int move, int rank, int world) {
   return (rank + 2 * world - 1 - move) % world;
@@ -33,8 +31,7 @@ RING_REDUCE_PORTABLE constexpr int chunk_of_move(int move, int rank, int world) 
 // The caller guarantees 1 <= window < depth: with window == depth every rank could hold all its slots while
 // it waits for a credit.
 template <class Port>
-RING_REDUCE_PORTABLE void run_ring(Port& port, MoveRange range, std::uint64_t segments,
-                                   std::uint64_t window) {
+RING_REDUCE_PORTABLE void run_ring(Port& port, MoveRange range, std::uint64_t segments, std::uint64_t window) {
   for (std::uint64_t start = 0; start < segments; start += window) {
     const std::uint64_t end = start + window < segments ? start + window : segments;
     for (int k = range.first; k <= range.last; ++k) {

@@ -63,7 +63,7 @@ int create_shared_memory(std::size_t bytes) {
 }
 
 SharedMapping::SharedMapping(int fd, std::size_t bytes) : bytes_(bytes) {
-  struct stat status {};
+  struct stat status{};
   if (fstat(fd, &status) != 0) fail(errno, "fstat of a rank's shared memory");
   const int seals = fcntl(fd, F_GET_SEALS);
   if (static_cast<std::size_t>(status.st_size) < bytes || seals < 0 || (seals & kSizeSeals) != kSizeSeals) {

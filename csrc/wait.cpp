@@ -72,8 +72,8 @@ void Wait::check_interrupt() {
   try {
     (*interrupt_)();
   } catch (...) {
-    group_.fail(FailureKind::aborted, "rank " + std::to_string(group_.settings.rank) + " was interrupted in call " +
-                                          std::to_string(call_));
+    group_.fail(FailureKind::aborted,
+                "rank " + std::to_string(group_.settings.rank) + " was interrupted in call " + std::to_string(call_));
     throw;
   }
 }

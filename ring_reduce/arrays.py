@@ -53,7 +53,9 @@ def _check_type(name: str) -> str:
 def _may_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether two elements may lie at one address: expanded or oddly strided views. Strides in any unit."""
     extent = 0
-    for stride, size in sorted((abs(stride), size) for stride, size in zip(strides, shape, strict=True) if size > 1):
+    for stride, size in sorted(
+        (abs(stride), size) for stride, size in zip(strides, shape, strict=True) if size > 1
+    ):
         if stride <= extent:
             return True
         extent += stride * (size - 1)
@@ -71,22 +73,33 @@ def extent(library: Library, x: Any) -> tuple[int, int]:
 
 
 class _Numpy:
+    def __init__(self) -> None:
+        self._names: dict[np.dtype, str] = {}  # checked before; dtype.name is slow
+
     def check(self, x: np.ndarray) -> str:
-        if not x.dtype.isnative:
-            raise TypeError(f"a ring takes arrays of native byte order, not {x.dtype.str}; use x.astype(x.dtype.newbyteorder('='))")
-        return _check_type(x.dtype.name)
+        name = self._names.get(x.dtype)
+        if name is None:
+            if not x.dtype.isnative:
+                raise TypeError(
+                    f"a ring takes arrays of native byte order, not {x.dtype.str}; "
+                    f"use x.astype(x.dtype.newbyteorder('='))"
+                )
+            name = self._names[x.dtype] = _check_type(x.dtype.name)
+        return name
 
     def check_writable(self, x: np.ndarray, what: str) -> None:
         if not x.flags.writeable:
             raise ValueError(f"{what} is a read-only NumPy array; pass out= or a copy")
         if _may_overlap(x.shape, x.strides):
-            raise ValueError(f"{what} has elements that share memory (strides {x.strides}); pass out= or a copy")
+            raise ValueError(
+                f"{what} has elements that share memory (strides {x.strides}); pass out= or a copy"
+            )
 
     def is_contiguous(self, x: np.ndarray) -> bool:
         return bool(x.flags.c_contiguous)
 
     def contiguous(self, x: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(x)
+        return x if x.flags.c_contiguous else np.ascontiguousarray(x)
 
     def empty(self, shape: Sequence[int], like: np.ndarray) -> np.ndarray:
         return np.empty(shape, like.dtype)
@@ -95,7 +108,7 @@ class _Numpy:
         target[...] = source.reshape(target.shape)
 
     def address(self, x: np.ndarray) -> int:
-        return int(x.ctypes.data)
+        return int(x.__array_interface__["data"][0])  # x.ctypes makes an object each time
 
     def item_bytes(self, x: np.ndarray) -> int:
         return x.itemsize
@@ -118,7 +131,9 @@ class _Torch:
         import torch
 
         if x.layout is not torch.strided:
-            raise TypeError(f"a ring takes dense tensors, not {x.layout}; use x.to_dense(), or a dense gradient")
+            raise TypeError(
+                f"a ring takes dense tensors, not {x.layout}; use x.to_dense(), or a dense gradient"
+            )
         if x.device.type != "cpu":
             raise TypeError(f"this ring runs on CPU tensors, and x is on {x.device}; use x.cpu()")
         name = self._names.get(x.dtype)
@@ -128,13 +143,15 @@ class _Torch:
 
     def check_writable(self, x: Any, what: str) -> None:
         if not x.is_contiguous() and _may_overlap(x.shape, x.stride()):
-            raise ValueError(f"{what} has elements that share memory (strides {x.stride()}); pass out= or x.clone()")
+            raise ValueError(
+                f"{what} has elements that share memory (strides {x.stride()}); pass out= or x.clone()"
+            )
 
     def is_contiguous(self, x: Any) -> bool:
         return bool(x.is_contiguous())
 
     def contiguous(self, x: Any) -> Any:
-        return x.detach().contiguous()
+        return x if x.is_contiguous() else x.detach().contiguous()
 
     def empty(self, shape: Sequence[int], like: Any) -> Any:
         import torch

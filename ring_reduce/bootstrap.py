@@ -76,7 +76,9 @@ class Channel:
     def peer_uid(self) -> int:
         """Abstract sockets have no permissions, so each end looks at who is at the other."""
         size = struct.calcsize("3i")
-        return int(struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1])
+        return int(
+            struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1]
+        )
 
     def close(self) -> None:
         self._socket.close()
@@ -114,7 +116,9 @@ class Hub:
         """The hello of every other rank, by rank."""
         self._listener.bind("\0" + self._address)
         self._listener.listen(max(16, self._member.world))
-        self._store.set(address_key(self._member), json.dumps({"address": self._address, "boot_id": boot_id()}).encode())
+        self._store.set(
+            address_key(self._member), json.dumps({"address": self._address, "boot_id": boot_id()}).encode()
+        )
         hellos: dict[int, dict[str, Any]] = {}
         while len(hellos) < self._member.world - 1:
             if select.select([self._listener], [], [], 0.2)[0]:
@@ -141,7 +145,9 @@ class Hub:
             channel.close()
             return
         previous = self._channels.get(rank)
-        self._channels[rank if rank not in self._channels else -1 - rank] = channel  # it is told of any error too
+        self._channels[rank if rank not in self._channels else -1 - rank] = (
+            channel  # it is told of any error too
+        )
         if hello["world"] != self._member.world:
             raise RingMismatch(
                 f"ring {self._member.name!r}: world is {self._member.world} on rank 0 and {hello['world']} on rank "
@@ -171,7 +177,9 @@ class Hub:
                     f"{self._member.who}: no answer from rank {rank} in {self._timeout:.1f} s; is it alive?"
                 ) from None
             except OSError as error:
-                raise RingError(f"{self._member.who}: rank {rank} ended while the ring was made ({error})") from None
+                raise RingError(
+                    f"{self._member.who}: rank {rank} ended while the ring was made ({error})"
+                ) from None
             raise_refusal(message)
             messages[rank] = (message, descriptors)
         return messages
@@ -183,7 +191,9 @@ class Hub:
                 channel.send(message, descriptors)
             except OSError as error:
                 if "error" not in message:
-                    raise RingError(f"{self._member.who}: rank {rank} ended while the ring was made ({error})") from None
+                    raise RingError(
+                        f"{self._member.who}: rank {rank} ended while the ring was made ({error})"
+                    ) from None
 
     def close(self) -> None:
         """Closes the socket and all connections."""
@@ -201,16 +211,22 @@ def connect(member: Member, store: Store, timeout: float) -> Channel:
         if store.check([key]):
             hub = json.loads(bytes(store.get(key)).decode())
             if hub["boot_id"] != boot_id():
-                text = f"{member.who} is on another host than rank 0; shared memory needs all ranks on one host"
+                text = (
+                    f"{member.who} is on another host than rank 0; shared memory needs all ranks on one host"
+                )
                 store.set(refusal_key(member, hub["address"]), text.encode())
                 raise RingError(text)
             # An address of an earlier ring of this name is refused: rank 0 will write the new one.
             channel = _try_connect(hub["address"])
             if channel is not None and channel.peer_uid() == os.geteuid():
                 return channel
-            reason = "it can't be reached (is it in another container or network namespace, or of another user?)"
+            reason = (
+                "it can't be reached (is it in another container or network namespace, or of another user?)"
+            )
         time.sleep(_POLL_S)
-    raise RingTimeout(f"{member.who}: no connection to rank 0 in {timeout:.1f} s: {reason}; did rank 0 start?")
+    raise RingTimeout(
+        f"{member.who}: no connection to rank 0 in {timeout:.1f} s: {reason}; did rank 0 start?"
+    )
 
 
 def _try_connect(address: str) -> Channel | None:

@@ -59,11 +59,21 @@ def all_reduce_call(x: Any, normalization: Normalization, out: Any, count: Any) 
     if out is not None:
         _check_out(library, type_name, out, like=x)
         if tuple(out.shape) != tuple(x.shape):
-            raise ValueError(f"out has shape {tuple(out.shape)} and x {tuple(x.shape)}; they have to be equal")
+            raise ValueError(
+                f"out has shape {tuple(out.shape)} and x {tuple(x.shape)}; they have to be equal"
+            )
     library.check_writable(result, "x" if out is None else "out")
     source, target = _contiguous_ends(library, x, result, offset=0)
     return Call(
-        ALL_REDUCE, ELEMENT_TYPES[type_name], normalization, number, source, target, library.elements(x), library, result
+        ALL_REDUCE,
+        ELEMENT_TYPES[type_name],
+        normalization,
+        number,
+        source,
+        target,
+        library.elements(x),
+        library,
+        result,
     )
 
 
@@ -90,7 +100,17 @@ def reduce_scatter_call(
         )
     library.check_writable(out, "out")
     source, target = _contiguous_ends(library, x, out, offset=rank * library.elements(out))
-    return Call(REDUCE_SCATTER, ELEMENT_TYPES[type_name], normalization, number, source, target, elements, library, out)
+    return Call(
+        REDUCE_SCATTER,
+        ELEMENT_TYPES[type_name],
+        normalization,
+        number,
+        source,
+        target,
+        elements,
+        library,
+        out,
+    )
 
 
 def all_gather_call(x: Any, out: Any, *, rank: int, world: int) -> Call:
@@ -104,12 +124,14 @@ def all_gather_call(x: Any, out: Any, *, rank: int, world: int) -> Call:
     _check_out(library, type_name, out, like=x)
     if library.elements(out) != elements * world:
         raise ValueError(
-            f"all_gather of {elements} elements over {world} ranks needs an out= of {elements * world} elements, and it "
-            f"has {library.elements(out)}"
+            f"all_gather of {elements} elements over {world} ranks needs an out= of {elements * world} elements, "
+            f"and it has {library.elements(out)}"
         )
     library.check_writable(out, "out")
     source, target = _contiguous_ends(library, x, out, offset=-rank * elements)
-    return Call(ALL_GATHER, ELEMENT_TYPES[type_name], SUM, 1.0, source, target, elements * world, library, out)
+    return Call(
+        ALL_GATHER, ELEMENT_TYPES[type_name], SUM, 1.0, source, target, elements * world, library, out
+    )
 
 
 def check_count(count: Any, normalization: Normalization) -> float:
@@ -131,7 +153,8 @@ def _check_normalization(normalization: Normalization, type_name: str, count: An
     """The count that goes into the call."""
     if not isinstance(normalization, Normalization):
         raise TypeError(
-            f"normalization is {normalization!r}; use SUM, MEAN, divide_by(total), DIVIDE_BY_COUNT or WEIGHTED_MEAN of ring_reduce"
+            f"normalization is {normalization!r}; use SUM, MEAN, divide_by(total), DIVIDE_BY_COUNT or WEIGHTED_MEAN "
+            f"of ring_reduce"
         )
     if type_name in INTEGERS and normalization.kind is not Kind.SUM:
         raise TypeError(
@@ -148,7 +171,9 @@ def _check_normalization(normalization: Normalization, type_name: str, count: An
 
 def _check_out(library: Library, type_name: str, out: Any, like: Any) -> None:
     if library_of(out) is not library:
-        raise TypeError(f"out is a {type(out).__name__} and x a {type(like).__name__}; use the same library for both")
+        raise TypeError(
+            f"out is a {type(out).__name__} and x a {type(like).__name__}; use the same library for both"
+        )
     if library.check(out) != type_name:
         raise TypeError(f"out is {library.check(out)} and x {type_name}; they have to be equal")
 
@@ -171,4 +196,6 @@ def _contiguous_ends(library: Library, x: Any, result: Any, offset: int) -> tupl
 def _refuse_overlap(library: Library, x: Any, result: Any) -> None:
     (x_begin, x_end), (begin, end) = extent(library, x), extent(library, result)
     if max(x_begin, begin) < min(x_end, end):
-        raise ValueError("out overlaps x, and not at the place where in-place operation puts it; pass another out=")
+        raise ValueError(
+            "out overlaps x, and not at the place where in-place operation puts it; pass another out="
+        )

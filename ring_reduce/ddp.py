@@ -35,7 +35,9 @@ class RingHookState:
 
     def __init__(self, ring: Ring, normalization: Normalization) -> None:
         if not isinstance(normalization, Normalization):
-            raise TypeError(f"normalization is {normalization!r}; use one of ring_reduce, such as WEIGHTED_MEAN")
+            raise TypeError(
+                f"normalization is {normalization!r}; use one of ring_reduce, such as WEIGHTED_MEAN"
+            )
         self.ring = ring
         self.normalization = normalization
         self._pending: float | None = None  # added, not yet used
@@ -49,7 +51,9 @@ class RingHookState:
         Raises ``CountError`` for anything else, which aborts the ring on all ranks: they would wait for this one.
         """
         if not self.normalization.uses_count:
-            raise CountError(f"{self.normalization!r} uses no count; leave add_count() out, or use DIVIDE_BY_COUNT")
+            raise CountError(
+                f"{self.normalization!r} uses no count; leave add_count() out, or use DIVIDE_BY_COUNT"
+            )
         with _AbortOnError(self.ring):
             self._pending = (self._pending or 0.0) + check_count(count, self.normalization)
 
@@ -65,7 +69,11 @@ class RingHookState:
             return None
         total = self._works[-1].total_count
         kind = self.normalization.kind
-        divisors = {Kind.SUM: 1.0, Kind.MEAN: float(self.ring.world), Kind.DIVIDE_BY: self.normalization.total}
+        divisors = {
+            Kind.SUM: 1.0,
+            Kind.MEAN: float(self.ring.world),
+            Kind.DIVIDE_BY: self.normalization.total,
+        }
         return Reduction(total, divisors.get(kind, total), len(self._works))
 
     def _reduce(self, bucket: Any) -> Any:
@@ -90,7 +98,9 @@ class RingHookState:
             return 0.0
         count, self._pending = self._pending, None
         if count is None:
-            used = "the last one was used by the backward before" if self._reductions else "none was added yet"
+            used = (
+                "the last one was used by the backward before" if self._reductions else "none was added yet"
+            )
             raise CountError(
                 f"rank {self.ring.rank}: a backward under {self.normalization!r} has no count ({used}); call "
                 f"state.add_count(examples or tokens) once for each forward, before its backward"
@@ -138,7 +148,9 @@ def attach(model: Any, ring: Ring, normalization: Normalization) -> RingHookStat
     from torch.nn.parallel import DistributedDataParallel
 
     if not isinstance(model, DistributedDataParallel):
-        raise TypeError(f"attach takes a DistributedDataParallel model, not {type(model).__name__}; wrap it first")
+        raise TypeError(
+            f"attach takes a DistributedDataParallel model, not {type(model).__name__}; wrap it first"
+        )
     if getattr(model, "mixed_precision", None) is not None:
         raise ValueError(
             "this model has DDP's mixed_precision, which installs a communication hook of its own, and DDP takes one "
@@ -155,5 +167,7 @@ def attach(model: Any, ring: Ring, normalization: Normalization) -> RingHookStat
     try:
         model.register_comm_hook(state, ring_hook)
     except RuntimeError as error:
-        raise ValueError(f"this model can't take the ring's hook: {error}; DDP takes one hook only") from error
+        raise ValueError(
+            f"this model can't take the ring's hook: {error}; DDP takes one hook only"
+        ) from error
     return state

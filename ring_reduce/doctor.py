@@ -50,7 +50,8 @@ class Report:
     def to_json(self) -> dict[str, object]:
         """The report as JSON holds it."""
         sections: dict[str, object] = {
-            title: {fact.name: fact.value for fact in facts} for title, facts in self.facts.items()
+            _key(title): {_key(fact.name): fact.value for fact in facts}
+            for title, facts in self.facts.items()
         }
         sections["cuda"] = vars(self.cuda)
         sections["transports"] = {name: vars(ability) for name, ability in self.transports.items()}
@@ -192,6 +193,11 @@ def nvcc_version() -> str | None:
         return f"{nvcc} does not run: {error}"
     release = re.search(r"release [\d.]+, V([\d.]+)", said)
     return release[1] if release else f"{nvcc} does not say its version"
+
+
+def _key(name: str) -> str:
+    """A name of the report as a JSON key."""
+    return name.strip("/").replace("/", "_").replace(" ", "_")
 
 
 def _package_version(name: str) -> str | None:

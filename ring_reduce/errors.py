@@ -20,7 +20,7 @@ class PeerLost(RingError):
 
 
 class RingAborted(RingError):
-    """A rank aborted the ring: :meth:`Ring.abort`, an exception inside ``with Ring``, Ctrl-C, or an error in the hook."""
+    """A rank ended the ring: :meth:`Ring.abort`, an exception inside ``with Ring`` or in the hook, or Ctrl-C."""
 
 
 class RingClosed(RingError):

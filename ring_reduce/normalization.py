@@ -61,5 +61,7 @@ def divide_by(total: float) -> Normalization:
         raise TypeError(f"divide_by takes a number, not {type(total).__name__}")
     value = float(total)
     if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"divide_by takes a positive finite number, not {value}: it divides the sum over ranks")
+        raise ValueError(
+            f"divide_by takes a positive finite number, not {value}: it divides the sum over ranks"
+        )
     return Normalization(Kind.DIVIDE_BY, value)

@@ -70,7 +70,9 @@ class Ring:
         _tuning: dict[str, Any] | None = None,
     ) -> None:
         if world < 1 or not 0 <= rank < world:
-            raise ValueError(f"rank {rank} of a world of {world}: a ring needs world >= 1 and 0 <= rank < world")
+            raise ValueError(
+                f"rank {rank} of a world of {world}: a ring needs world >= 1 and 0 <= rank < world"
+            )
         if lanes is not None and not 1 <= lanes <= 64:
             raise ValueError(f"lanes={lanes}: a ring has 1 to 64 lanes")
         self.rank = rank
@@ -85,7 +87,9 @@ class Ring:
         self._last_count = 0.0
         self._closed = False
         # A ring that is dropped, or open when Python exits, tells the others that it is gone.
-        self._finalizer = weakref.finalize(self, _shut_down, self._shm, self._thread, self._member, self._process)
+        self._finalizer = weakref.finalize(
+            self, _shut_down, self._shm, self._thread, self._member, self._process
+        )
 
     @classmethod
     def from_group(
@@ -107,12 +111,13 @@ class Ring:
 
         if not dist.is_initialized():
             raise RuntimeError("Ring.from_group() needs torch.distributed.init_process_group() first")
-        group = group if group is not None else dist.group.WORLD
-        rank = dist.get_rank(group)
+        members = group if group is not None else dist.group.WORLD
+        assert members is not None  # there is one after init_process_group
+        rank = dist.get_rank(members)
         if rank < 0:
             raise ValueError("this process is not a member of the group; make the ring on its members only")
-        store = _get_process_group_store(group)
-        world = dist.get_world_size(group)
+        store = _get_process_group_store(members)
+        world = dist.get_world_size(members)
         return cls(store, rank=rank, world=world, name=name, timeout=timeout, lanes=lanes, _tuning=_tuning)
 
     @property
@@ -247,7 +252,9 @@ class Ring:
 
     def _start(self, call: Call, async_op: bool) -> Any:
         if not async_op and self._thread.idle:
-            return self._run(call, interruptible=True)  # no hand-over to the thread in the time of a small message
+            return self._run(
+                call, interruptible=True
+            )  # no hand-over to the thread in the time of a small message
         self.check()
         future = self._thread.submit(lambda: self._run(call, interruptible=False))
         work = Work(future, call)

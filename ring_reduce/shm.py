@@ -53,7 +53,9 @@ class ShmRing:
         _close_all(self._process_fds)
 
 
-def open_ring(member: Member, store: Store | None, timeout: float, lanes: int | None, tuning: Tuning) -> ShmRing:
+def open_ring(
+    member: Member, store: Store | None, timeout: float, lanes: int | None, tuning: Tuning
+) -> ShmRing:
     """Makes the ring together with all other ranks; an error of one is an error on all."""
     bootstrap = _Bootstrap(member, timeout, tuning)
     wanted = {
@@ -87,7 +89,8 @@ class _Bootstrap:
         self._memory: dict[int, int] = {}  # by rank
         self._process: dict[int, int] = {}  # by rank; none where the kernel has no pidfds
 
-    def alone(self, agreed: dict[str, Any]) -> ShmRing:
+    def alone(self, wanted: dict[str, Any]) -> ShmRing:
+        agreed = _agree(wanted, {})
         self._make_memory(agreed)
         return self._map(agreed)
 
@@ -138,7 +141,8 @@ class _Bootstrap:
             message, descriptors = hub.receive(time.monotonic() + self._timeout + GRACE_S)
         except TimeoutError:
             raise RingTimeout(
-                f"{self._member.who}: no answer from rank 0 in {self._timeout:.1f} s while the ring was made; is it alive?"
+                f"{self._member.who}: no answer from rank 0 in {self._timeout:.1f} s while the ring was made; "
+                f"is it alive?"
             ) from None
         except OSError as error:
             raise RingError(f"{self._member.who}: rank 0 ended while the ring was made ({error})") from None
@@ -146,12 +150,11 @@ class _Bootstrap:
         return message, descriptors
 
     def _make_memory(self, agreed: dict[str, Any]) -> None:
-        size = _core.region_bytes(
-            lanes=agreed["lanes"], depth=agreed["depth"], segment_bytes=agreed["segment_bytes"]
-        )
         rank = self._member.rank
-        self._memory[rank] = _core.create_shared_memory(size)
-        with contextlib.suppress(OSError):  # an old kernel, or a sandbox: deaths are then seen by the deadline
+        self._memory[rank] = _core.create_shared_memory(_region_bytes(agreed))
+        with contextlib.suppress(
+            OSError
+        ):  # an old kernel, or a sandbox: deaths are then seen by the deadline
             self._process[rank] = os.pidfd_open(os.getpid())
 
     def _handed_on(self, rank: int) -> tuple[dict[str, Any], list[int]]:
@@ -183,7 +186,9 @@ class _Bootstrap:
             rank=member.rank,
             world=member.world,
             memory_fds=[self._memory[rank] for rank in range(member.world)],
-            process_fds=[-1 if rank == member.rank else self._process.get(rank, -1) for rank in range(member.world)],
+            process_fds=[
+                -1 if rank == member.rank else self._process.get(rank, -1) for rank in range(member.world)
+            ],
             lanes=agreed["lanes"],
             depth=agreed["depth"],
             segment_bytes=agreed["segment_bytes"],
@@ -193,25 +198,35 @@ class _Bootstrap:
             yield_s=tuning.yield_s,
             stream_bytes=tuning.stream_bytes,
         )
-        return ShmRing(core, agreed["lanes"], [self._process.pop(rank) for rank in others if rank in self._process])
+        return ShmRing(
+            core, agreed["lanes"], [self._process.pop(rank) for rank in others if rank in self._process]
+        )
 
 
 def _agree(mine: dict[str, Any], hellos: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """The fewest lanes that any rank wants; all else must be equal."""
+    """The fewest lanes that any rank wants, and segments that fit the staging limit; all else must be equal."""
     for rank, hello in hellos.items():
         for key in ("wire_version", "segment_bytes", "depth", "window"):
             if hello.get(key) != mine[key]:
                 raise RingMismatch(
-                    f"{key} is {mine[key]} on rank 0 and {hello.get(key)} on rank {rank}; every rank has to run the "
-                    f"same version of ring_reduce with the same settings"
+                    f"{key} is {mine[key]} on rank 0 and {hello.get(key)} on rank {rank}; every rank has to run "
+                    f"the same version of ring_reduce with the same settings"
                 )
-    return {**mine, "lanes": min(mine["lanes"], *(hello["lanes"] for hello in hellos.values()))}
+    agreed = {**mine, "lanes": min([mine["lanes"], *(hello["lanes"] for hello in hellos.values())])}
+    while _region_bytes(agreed) > STAGING_LIMIT_BYTES:
+        agreed["segment_bytes"] //= 2
+    return agreed
+
+
+def _region_bytes(agreed: dict[str, Any]) -> int:
+    shape = {key: agreed[key] for key in ("lanes", "depth", "segment_bytes")}
+    return _core.region_bytes(**shape)
 
 
 def _refusal(member: Member, error: BaseException) -> dict[str, Any]:
-    kind = {RingTimeout: "timeout", RingMismatch: "mismatch"}.get(type(error), "error")
+    kinds: dict[type[BaseException], str] = {RingTimeout: "timeout", RingMismatch: "mismatch"}
     text = str(error) if isinstance(error, RingError) else f"{member.who}: {type(error).__name__}: {error}"
-    return {"error": text, "kind": kind}
+    return {"error": text, "kind": kinds.get(type(error), "error")}
 
 
 def _close_all(descriptors: list[int]) -> None:
