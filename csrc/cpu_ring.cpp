@@ -10,10 +10,6 @@ namespace {
 // A lane is worth a thread's hand-over from this many bytes of a chunk on.
 constexpr std::uint64_t kLaneBytes = 256 * 1024;
 
-constexpr std::uint64_t round_up(std::uint64_t x, std::uint64_t multiple) {
-  return (x + multiple - 1) / multiple * multiple;
-}
-
 MoveRange moves_of(Operation operation, int world) {
   switch (operation) {
     case Operation::all_reduce: return all_reduce_moves(world);
