@@ -270,9 +270,11 @@ class Ring:
         self._closed = True
         if os.getpid() != self._process or not self._finalizer.alive:
             return
-        if self._thread.stop(timeout):
-            self._finalizer.detach()
-            self._shm.close()
+        if not self._thread.stop(timeout):
+            self.abort(f"a call was still in flight {timeout:.1f} s after close()")
+            self._thread.stop(_CLOSE_TIMEOUT_S)
+        self._finalizer.detach()
+        self._shm.close()
 
 
 def _shut_down(shm: ShmRing, thread: CommunicationThread, member: Member, process: int) -> None:

@@ -61,6 +61,7 @@ class CommunicationThread:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._unfinished = 0
+        self._stopping = False
 
     @property
     def idle(self) -> bool:
@@ -83,8 +84,9 @@ class CommunicationThread:
     def stop(self, timeout: float) -> bool:
         """Ends the thread after the jobs queued so far; whether it ended within ``timeout`` seconds."""
         with self._lock:
-            thread, self._thread = self._thread, None
-            if thread is not None:
+            thread = self._thread
+            if thread is not None and not self._stopping:
+                self._stopping = True
                 self._jobs.put(None)
         if thread is None or thread is threading.current_thread():
             return True
@@ -93,17 +95,19 @@ class CommunicationThread:
 
     def _run(self) -> None:
         while (entry := self._jobs.get()) is not None:
-            job, future = entry
-            try:
-                result = job()
-            except BaseException as error:
-                self._finish_one()
-                future.set_exception(error)
-            else:
-                self._finish_one()
-                future.set_result(result)
-            del job, future, entry  # or the last tensors would live until the next job
+            self._run_one(*entry)
+            del entry  # or its tensors would live until the next job
+
+    def _run_one(self, job: Callable[[], Any], future: Future[Any]) -> None:
+        try:
+            result = job()
+        except BaseException as error:
+            self._finish_one()
+            future.set_exception(error)
+        else:
+            self._finish_one()
+            future.set_result(result)
 
     def _finish_one(self) -> None:
         with self._lock:
-            self._unfinished -= 1
+            self._unfinished -= 1  # before the result is there: who has waited for it finds the thread idle
