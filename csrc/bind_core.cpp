@@ -2,6 +2,7 @@
 #include "cpu_ring.h"
 #include "shared_memory.h"
 
+#include <cstring>
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

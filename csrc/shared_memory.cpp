@@ -2,7 +2,6 @@
 
 #include <cerrno>
 #include <fcntl.h>
-#include <fstream>
 #include <string>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -20,34 +19,9 @@ constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
   throw std::system_error(error, std::generic_category(), what);
 }
 
-// Reads a number from a cgroup file; `none` where there is no such file or it says "max".
-std::uint64_t read_limit(const std::string& path, std::uint64_t none) {
-  std::ifstream file(path);
-  std::uint64_t value = 0;
-  return file >> value ? value : none;
-}
-
-// Memory beyond the cgroup's limit is not refused but ends a process (the OOM killer), so it is looked at first.
-void check_cgroup_limit(std::size_t bytes) {
-  std::ifstream membership("/proc/self/cgroup");
-  std::string line;
-  while (std::getline(membership, line)) {
-    if (line.rfind("0::", 0) != 0) continue;  // cgroup v2
-    const std::string directory = "/sys/fs/cgroup" + line.substr(3);
-    const std::uint64_t limit = read_limit(directory + "/memory.max", UINT64_MAX);
-    const std::uint64_t used = read_limit(directory + "/memory.current", 0);
-    if (limit != UINT64_MAX && used + bytes > limit) {
-      fail(ENOMEM, "the ring needs " + std::to_string(bytes) + " bytes of shared memory a rank, and the cgroup's " +
-                       "memory.max of " + std::to_string(limit) + " bytes leaves " +
-                       std::to_string(limit > used ? limit - used : 0) + "; raise the limit or use fewer lanes");
-    }
-  }
-}
-
 }  // namespace
 
 int create_shared_memory(std::size_t bytes) {
-  check_cgroup_limit(bytes);
   const int fd = memfd_create("ring_reduce", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) fail(errno, "memfd_create for the ring's shared memory");
   int error = ftruncate(fd, static_cast<off_t>(bytes)) != 0 ? errno : 0;

@@ -35,12 +35,22 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 
 def memory_limit(root: Path = ROOT) -> int | None:
     """Bytes that the cgroups allow, the tightest of them; None without a limit."""
-    limits = []
-    for directory in _cgroup_directories("memory", root):
-        words = _words(directory / "memory.max") or _words(directory / "memory.limit_in_bytes")
-        if words and words[0] != "max" and int(words[0]) < UNLIMITED_BYTES:
-            limits.append(int(words[0]))
-    return min(limits, default=None)
+    return min((limit for _, limit in _memory_limits(root)), default=None)
+
+
+def memory_left(root: Path = ROOT) -> int | None:
+    """Bytes that the tightest cgroup still allows; None without a limit.
+
+    Cached files count as left: the kernel drops them when memory is asked for.
+    """
+    left = []
+    for directory, limit in _memory_limits(root):
+        used = _words(directory / "memory.current") or _words(directory / "memory.usage_in_bytes") or ["0"]
+        stat = dict(line.split()[:2] for line in _lines(directory / "memory.stat"))
+        prefix = "total_" if "total_active_file" in stat else ""  # cgroup v1 counts the groups below apart
+        cached = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+        left.append(limit - max(0, int(used[0]) - cached))
+    return min(left, default=None)
 
 
 def physical_memory(root: Path = ROOT) -> tuple[int, int]:
@@ -87,6 +97,13 @@ def pidfd_problem() -> str | None:
     except (AttributeError, OSError) as error:
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def _memory_limits(root: Path) -> Iterator[tuple[Path, int]]:
+    for directory in _cgroup_directories("memory", root):
+        words = _words(directory / "memory.max") or _words(directory / "memory.limit_in_bytes")
+        if words and words[0] != "max" and int(words[0]) < UNLIMITED_BYTES:
+            yield directory, int(words[0])
 
 
 def _cgroup_directories(controller: str, root: Path) -> Iterator[Path]:

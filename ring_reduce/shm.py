@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 from . import _core
 from .bootstrap import GRACE_S, Channel, Hub, Member, Store, connect, raise_refusal
 from .errors import RingError, RingMismatch, RingTimeout
+from .machine import cpu_quota, memory_left, usable_cores
 
 MAX_LANES = 4
 DEFAULT_SPINS = 2000  # some tens of microseconds
@@ -29,14 +31,14 @@ class Tuning:
     yield_s: float = 1e-3
 
 
-def available_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
+def _cores() -> float:
+    """Cores' worth of time that this process gets at most."""
+    return min(usable_cores(), cpu_quota() or math.inf)
 
 
 def default_lanes(world: int) -> int:
     """Threads a rank: the cores divided among the ranks, 1 to 4."""
-    return max(1, min(MAX_LANES, available_cores() // world))
+    return max(1, min(MAX_LANES, int(_cores() / world)))
 
 
 class ShmRing:
@@ -150,8 +152,13 @@ class _Bootstrap:
         return message, descriptors
 
     def _make_memory(self, agreed: dict[str, Any]) -> None:
-        rank = self._member.rank
-        self._memory[rank] = _core.create_shared_memory(_region_bytes(agreed))
+        rank, size, left = self._member.rank, _region_bytes(agreed), memory_left()
+        if left is not None and left < size:  # the kernel would not refuse it, but end a process
+            raise RingError(
+                f"{self._member.who}: the ring needs {size} bytes of shared memory a rank, and the cgroup's memory "
+                f"limit leaves {max(0, left)}; raise the limit, or use fewer lanes"
+            )
+        self._memory[rank] = _core.create_shared_memory(size)
         with contextlib.suppress(
             OSError
         ):  # an old kernel, or a sandbox: deaths are then seen by the deadline
@@ -180,7 +187,7 @@ class _Bootstrap:
         member, tuning = self._member, self._tuning
         spins = tuning.spins
         if spins is None:
-            spins = DEFAULT_SPINS if available_cores() >= member.world * agreed["lanes"] else 0
+            spins = DEFAULT_SPINS if _cores() >= member.world * agreed["lanes"] else 0
         others = [rank for rank in range(member.world) if rank != member.rank]
         core = _core.CpuRing(
             rank=member.rank,

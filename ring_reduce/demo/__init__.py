@@ -1,6 +1,7 @@
-"""``ring-reduce demo``: trains a small network on real images over the ring, and checks every claim by measuring it.
+"""``ring-reduce demo``: trains a small network on real images over the ring, and measures what the README claims.
 
-The parent process (this module, launch.py, report.py, plot.py) needs no torch; rank.py and what it imports run in the ranks.
+The parent process (this module, launch.py, report.py, plot.py) needs no torch; rank.py, and what only it imports,
+runs in the ranks.
 """
 
 from __future__ import annotations
@@ -53,8 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="passes over the training images; with fewer than the default the accuracy isn't judged "
         "(default: %(default)s)",
     )
-    parser.add_argument("--plot", type=_writable_file, metavar="FILE", help="write a picture of the results, a PNG")
-    parser.add_argument("--json", type=_writable_file, metavar="FILE", help="write all that was measured, as JSON")
+    parser.add_argument(
+        "--plot", type=_writable_file, metavar="FILE", help="write a picture of the results, a PNG"
+    )
+    parser.add_argument(
+        "--json", type=_writable_file, metavar="FILE", help="write all that was measured, as JSON"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -54,7 +54,11 @@ def _measure(
 
 
 def _reduced_gradient(
-    context: RankContext, batch: np.ndarray, counts: Sequence[int], loss: Loss, normalization: rr.Normalization
+    context: RankContext,
+    batch: np.ndarray,
+    counts: Sequence[int],
+    loss: Loss,
+    normalization: rr.Normalization,
 ) -> torch.Tensor:
     """One backward pass of DDP over the ring, as a user would write it."""
     ring = context.ring

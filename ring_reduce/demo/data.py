@@ -15,7 +15,7 @@ SPLIT_SEED = 0
 
 @dataclass(frozen=True)
 class Digits:
-    """Images as (N, 1, 8, 8) float32 from 0 to 1, and labels as (N,) int64."""
+    """Images as (N, 1, 8, 8) float32, of mean 0 and deviation 1 over the training images; labels as (N,) int64."""
 
     train_images: npt.NDArray[np.float32]
     train_labels: npt.NDArray[np.int64]
@@ -29,11 +29,15 @@ def load_digits() -> Digits:
     from sklearn.model_selection import train_test_split
 
     pixels, labels = load(return_X_y=True)
-    images = (pixels / 16).astype(np.float32).reshape(-1, 1, 8, 8)
+    images = pixels.reshape(-1, 1, 8, 8)
     parts: list[Any] = train_test_split(
         images, labels.astype(np.int64), test_size=TEST_FRACTION, random_state=SPLIT_SEED, stratify=labels
     )
     train_images, test_images, train_labels, test_labels = parts
+    mean, deviation = train_images.mean(), train_images.std()
+    train_images, test_images = (
+        ((each - mean) / deviation).astype(np.float32) for each in (train_images, test_images)
+    )
     return Digits(train_images, train_labels, test_images, test_labels)
 
 

@@ -95,17 +95,20 @@ def predict_factor(loss: Loss, normalization: Normalization, counts: Sequence[in
 def name_factor(factor: float, residual: float, *, world: int, global_batch: int) -> Verdict:
     """Puts a measured factor into words. Where several products match (n = B, say), all are named."""
     if not residual <= TOLERANCE:  # NaN included
-        return Verdict(False, None, f"no factor: the ranks are weighted wrongly, {residual:.0%} of it is off")
+        return Verdict(False, None, f"no factor: the ranks are weighted wrongly ({residual:.0%} off)")
     n, batch = world, global_batch
     candidates = [
         (1.0, "1", "right"),
-        (1 / n, "1/n", "divided twice"),
-        (float(n), "n", "never divided"),
         (1 / batch, "1/B", "divided twice"),
         (float(batch), "B", "never divided"),
-        (batch / n, "B/n", "divided by the ranks n, not by the global batch B"),
-        (n / batch, "n/B", "divided by the global batch B, not by the ranks n"),
     ]
+    if n > 1:
+        candidates += [
+            (1 / n, "1/n", "divided twice"),
+            (float(n), "n", "never divided"),
+            (batch / n, "B/n", "divided by n, not by B"),
+            (n / batch, "n/B", "divided by B, not by n"),
+        ]
     matches = [entry for entry in candidates if math.isclose(factor, entry[0], rel_tol=TOLERANCE)]
     if not matches:
         return Verdict(False, None, f"a factor of {factor:.4g}, which is no product of n and B")

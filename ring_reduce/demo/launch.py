@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ring_reduce.errors import RingError
@@ -54,7 +56,9 @@ class RanksFailed(RuntimeError):
     def __init__(self, failures: list[Failure]) -> None:
         cause = min(failures, key=lambda failure: failure.severity)
         lines = [f"rank {cause.rank} failed: {cause.summary}", cause.details.rstrip()]
-        lines += [f"then rank {each.rank}: {each.summary}" for each in failures if each is not cause]
+        lines += [
+            f"then rank {each.rank}: {each.summary.splitlines()[0]}" for each in failures if each is not cause
+        ]
         super().__init__("\n".join(line for line in lines if line))
 
 
@@ -69,7 +73,7 @@ def run_ranks(job: Job, show: Callable[[str], None]) -> Result:
     """Runs the job and returns rank 0's result; raises RanksFailed with the cause when a rank fails."""
     ranks: list[_Rank] = []
     try:
-        with _interrupts_held_back():
+        with _signals_held_back():
             for rank in range(job.world):
                 ranks.append(_start(rank, job))
         return _watch(ranks, show)
@@ -78,13 +82,26 @@ def run_ranks(job: Job, show: Callable[[str], None]) -> Result:
 
 
 @contextlib.contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Ranks inherit the mask: Ctrl-C then reaches this process alone, which ends them without their tracebacks."""
+def _signals_held_back() -> Iterator[None]:
+    """No signal raises between the start of a rank and its entry in the list of those to end.
+
+    Ranks inherit the mask: Ctrl-C then reaches this process alone, which ends them without their tracebacks.
+    """
+    received: list[int] = []
+    before = {}
+    # Only the main thread may set handlers, and only there do they raise.
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, lambda number, _frame: received.append(number))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if received:
+        signal.raise_signal(received[0])
 
 
 def _start(rank: int, job: Job) -> _Rank:
@@ -100,7 +117,7 @@ def _start(rank: int, job: Job) -> _Rank:
 
 def _rank_main(rank: int, job: Job, messages: Connection) -> None:
     """In the rank's process."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(job,), daemon=True).start()
     try:
         from .rank import run_rank
 
@@ -112,51 +129,57 @@ def _rank_main(rank: int, job: Job, messages: Connection) -> None:
         messages.send(result)
     except BaseException as error:
         summary = "".join(traceback.format_exception_only(error)).strip()
-        # An error of the ring is often the echo of what happened to another rank.
-        severity = 2 if isinstance(error, RingError) else 1
-        messages.send(Failure(rank, summary, traceback.format_exc(), severity))
+        messages.send(Failure(rank, summary, traceback.format_exc(), severity=2 if _is_echo(error) else 1))
         raise SystemExit(1) from None
 
 
-def _end_with_parent() -> None:
-    """Nobody would end a rank whose parent was killed."""
+def _end_with_parent(job: Job) -> None:
+    """Nobody else would end a rank whose parent was killed, nor remove the folder."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
+        shutil.rmtree(Path(job.store_path).parent, ignore_errors=True)
         os._exit(1)
 
 
+def _is_echo(error: BaseException) -> bool:
+    """Whether an error likely says what happened to another rank. Errors of a hook come wrapped by torch."""
+    signs = ("PeerLost", "RingAborted", "RingClosed", "gloo/transport")
+    return isinstance(error, RingError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+    )
+
+
 def _watch(ranks: list[_Rank], show: Callable[[str], None]) -> Result:
-    """Passes messages on until every rank has ended."""
-    open_ranks = {each.messages: each for each in ranks}
+    """Passes messages on until every rank has ended, or a failure is explained."""
+    running = list(ranks)
     results: dict[int, Result] = {}
-    failures: list[Failure] = []
+    failures: dict[int, Failure] = {}
     deadline: float | None = None
-    while open_ranks:
+    while any(each.rank not in failures for each in running):
         patience = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready = connection.wait(list(open_ranks), patience)
+        ready = connection.wait([each.messages for each in running], patience)
         if not ready:
             break
-        for source in ready:
-            each = open_ranks[source]  # type: ignore[index]
+        for each in [each for each in running if each.messages in ready]:
             try:
                 message = each.messages.recv()
-            except EOFError:
-                del open_ranks[each.messages]
+            except (EOFError, ConnectionError):
+                running.remove(each)
                 each.process.join()
-                if each.process.exitcode != 0 and each.rank not in [failure.rank for failure in failures]:
-                    failures.append(_silent_failure(each))
+                if each.process.exitcode != 0:
+                    failures.setdefault(each.rank, _silent_failure(each))
+                continue
+            if isinstance(message, Failure):
+                failures[each.rank] = message
+            elif isinstance(message, Result):
+                results[each.rank] = message
             else:
-                if isinstance(message, Failure):
-                    failures.append(message)
-                elif isinstance(message, Result):
-                    results[each.rank] = message
-                else:
-                    show(message)
+                show(message)
         if failures and deadline is None:
             deadline = time.monotonic() + GRACE_SECONDS
     if failures:
-        raise RanksFailed(failures)
+        raise RanksFailed(list(failures.values()))
     return results[0]
 
 

@@ -14,9 +14,9 @@ MODEL_SEED = 1234
 class DigitsNet(nn.Sequential):
     """A small convolutional network for 8 x 8 images.
 
-    It has no dropout and no batch norm, so that its gradient is a plain sum over examples. Its functions are smooth (SiLU,
-    mean pooling): a ReLU whose input is within rounding of 0 may open in one process and not in another, and
-    the comparison of gradients would show that instead of the divisor.
+    It has no dropout and no batch norm, so that its gradient is a plain sum over examples. Its functions are
+    smooth (SiLU, mean pooling): a ReLU whose input is within rounding of 0 may open in one process and not in
+    another, and the comparison of gradients would show that instead of the divisor.
     """
 
     def __init__(self) -> None:
@@ -31,6 +31,10 @@ class DigitsNet(nn.Sequential):
             nn.SiLU(),
             nn.Linear(64, 10),
         )
+        # Torch's own initial weights are so small for this network that it learns nothing for two epochs.
+        for layer in self:
+            if isinstance(layer, (nn.Conv2d, nn.Linear)):
+                nn.init.kaiming_normal_(layer.weight)
 
 
 def build_model() -> DigitsNet:

@@ -34,7 +34,9 @@ def find_failures(result: Result, *, accuracy_counts: bool) -> list[str]:
         failures.append(f"test accuracy is {accuracy:.2%}, below {LEAST_ACCURACY:.0%}")
     error = max(result.training.gradient_errors)
     if not error <= LARGEST_GRADIENT_ERROR:
-        failures.append(f"a gradient differs by {error:.1e} from one process, more than {LARGEST_GRADIENT_ERROR:.0e}")
+        failures.append(
+            f"a gradient differs by {error:.1e} from one process, more than {LARGEST_GRADIENT_ERROR:.0e}"
+        )
     for case in (*result.equal_cases, *result.unequal_cases):
         if not case.as_predicted:
             predicted = "no clean factor" if case.predicted is None else f"factor {case.predicted:.6g}"
@@ -108,42 +110,58 @@ def _duel_as_json(duel: Duel, left: str, right: str) -> dict[str, Any]:
 def format_summary(result: Result, failures: Sequence[str], *, seconds: float, style: Style) -> str:
     """The report that a person reads."""
     training, world = result.training, len(result.traffic.sent_by_rank)
+    ranks = f"{world} rank{'s' * (world > 1)}"
     lines = [
         "",
-        style(f"ring-reduce demo: {world} rank{'s' * (world > 1)}, {result.parameters:,} parameters, {seconds:.1f} s", BOLD),
+        style(
+            f"ring-reduce demo: {ranks}, a network of {result.parameters:,} parameters, {seconds:.1f} s", BOLD
+        ),
         "",
-        style("Training over the ring", BOLD),
-        f"  test accuracy                                  {training.accuracies[-1]:.2%}",
-        f"  gradient beside one process, whole batch       within {max(training.gradient_errors):.1e}"
-        f"   (largest of {len(training.gradient_errors)} steps, all ranks and parameters: |difference| / |reference|)",
+        style("Training with DDP over the ring", BOLD),
+        _line("test accuracy", f"{training.accuracies[-1]:.2%}"),
+        _line(
+            "gradient beside one process", f"{max(training.gradient_errors):.1e} relative difference at most"
+        ),
+        _line("", f"({len(training.gradient_errors)} steps of the first epoch, every rank and parameter)"),
         "",
-        style("Which normalization goes with which loss: factor = gradient over the ring / gradient of one process", BOLD),
+        style("Which normalization goes with which loss, measured", BOLD),
+        "  factor = gradient over the ring / gradient of one process with the whole batch",
+        "",
         *_case_table("equal", result.equal_cases, style),
         "",
         *_case_table("unequal", result.unequal_cases, style),
         "",
-        style("Bytes and time", BOLD),
-        *_cost_lines(result),
+        style("What it costs", BOLD),
+        *_traffic_lines(result),
+        "",
+        *_time_lines(result),
         "",
     ]
     if failures:
         lines += [style("FAILED", RED), *(f"  {failure}" for failure in failures)]
     else:
-        lines.append(style("Everything came out as predicted.", GREEN))
+        lines.append(style("Everything came out as it must.", GREEN))
     return "\n".join(lines)
+
+
+def _line(name: str, value: str) -> str:
+    return f"  {name:<30}{value}"
 
 
 def _case_table(kind: str, cases: Sequence[Case], style: Style) -> list[str]:
     counts = cases[0].counts
-    lines = [f"  {kind} local batches: {_counts(counts)}   n = {len(counts)} ranks, B = {sum(counts)} examples"]
+    lines = [
+        f"  {kind} local batches: {_counts(counts)}   (n = {len(counts)} ranks, B = {sum(counts)} examples)"
+    ]
+    lines.append(f"    {'loss':<29}{'normalization':<16}{'factor':>8}")
     previous = None
     for case in cases:
         loss = case.loss.value if case.loss is not previous else ""
         previous = case.loss
-        factor = f"{case.factor:10.6g}" if case.clean else f"{'none':>10}"
+        factor = f"{case.factor:.6g}" if case.clean else "none"
         mark = style("right", GREEN) if case.verdict.right else style("WRONG", RED)
-        meaning = "" if case.verdict.right else f"   {case.verdict}"
-        lines.append(f"    {loss:<28}{case.normalization:<16}{factor}   {mark}{meaning}")
+        meaning = "" if case.verdict.right else f"  {case.verdict}"
+        lines.append(f"    {loss:<29}{case.normalization:<16}{factor:>8}  {mark}{meaning}")
     return lines
 
 
@@ -153,29 +171,33 @@ def _counts(counts: Sequence[int]) -> str:
     return " ".join(shown if len(shown) <= 8 else [*shown[:4], "...", shown[-1]])
 
 
-def _cost_lines(result: Result) -> list[str]:
-    traffic, timings = result.traffic, result.timings
-    sent = sorted(set(traffic.sent_by_rank))
-    sent_text = f"{sent[0]:,}" if len(sent) == 1 else f"{sent[0]:,} to {sent[-1]:,}"
-    lines = [
-        f"  the gradients                                  {traffic.tensor_bytes:,} bytes",
-        f"  a rank sends                                   {sent_text} bytes; 2(n-1)s/n = {traffic.formula:,.0f}",
-        "  median time of one all-reduce                  ring        Gloo",
+def _traffic_lines(result: Result) -> list[str]:
+    traffic = result.traffic
+    least, most = min(traffic.sent_by_rank), max(traffic.sent_by_rank)
+    sent = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    return [
+        _line("gradients of the network", f"s = {traffic.tensor_bytes:,} bytes"),
+        _line("a rank sends", f"{sent} bytes, by the formula 2(n-1)s/n = {traffic.formula:,.0f}"),
     ]
+
+
+def _time_lines(result: Result) -> list[str]:
+    timings = result.timings
+    lines = [f"  {'one all-reduce, median time':<30}{'ring':>10}{'Gloo':>10}{'Gloo / ring':>14}"]
     for duel in timings.ring_gloo:
-        whose = "   (the gradients)" if duel.tensor_bytes == timings.gradient_bytes else ""
-        lines.append(
-            f"    {format_bytes(duel.tensor_bytes):>10}                         {format_time(duel.left_us):>12}"
-            f"{format_time(duel.right_us):>12}   Gloo takes {duel.ratio.value:.1f} times as long{whose}"
-        )
-    lines.append("                                                 SUM        MEAN")
+        lines.append(f"{_duel_columns(duel, timings.gradient_bytes)}{duel.ratio.value:>14.1f}")
+    lines += ["", f"  {'':<30}{'SUM':>10}{'MEAN':>10}{'MEAN / SUM':>14}"]
     for duel in timings.sum_mean:
-        ratio = duel.ratio
-        lines.append(
-            f"    {format_bytes(duel.tensor_bytes):>10}                         {format_time(duel.left_us):>12}"
-            f"{format_time(duel.right_us):>12}   MEAN / SUM {ratio.value:.3f} (95 %: {ratio.low:.3f} to {ratio.high:.3f})"
-        )
+        interval = f"  (95 %: {duel.ratio.low:.3f} to {duel.ratio.high:.3f})"
+        lines.append(f"{_duel_columns(duel, timings.gradient_bytes)}{duel.ratio.value:>14.3f}{interval}")
     return lines
+
+
+def _duel_columns(duel: Duel, gradient_bytes: int) -> str:
+    name = format_bytes(duel.tensor_bytes) + (
+        " (the gradients)" if duel.tensor_bytes == gradient_bytes else ""
+    )
+    return f"    {name:<28}{format_time(duel.left_us):>10}{format_time(duel.right_us):>10}"
 
 
 def format_bytes(count: int) -> str:

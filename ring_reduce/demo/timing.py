@@ -60,17 +60,26 @@ def _ring_beside_gloo(ring: rr.Ring, source: Tensor) -> Duel:
 
 
 def _sum_beside_mean(ring: rr.Ring, source: Tensor) -> Duel:
-    rounds = 150 if source.numel() <= 1 << 17 else 40
+    rounds = 150 if source.numel() <= 1 << 17 else 60
     return _duel(
-        ring, source, lambda x: ring.all_reduce(x, rr.SUM), lambda x: ring.all_reduce(x, rr.MEAN), rounds=rounds
+        ring,
+        source,
+        lambda x: ring.all_reduce(x, rr.SUM),
+        lambda x: ring.all_reduce(x, rr.MEAN),
+        rounds=rounds,
     )
 
 
 def _duel(
-    ring: rr.Ring, source: Tensor, left: Callable[[Tensor], object], right: Callable[[Tensor], object], *, rounds: int
+    ring: rr.Ring,
+    source: Tensor,
+    left: Callable[[Tensor], object],
+    right: Callable[[Tensor], object],
+    *,
+    rounds: int,
 ) -> Duel:
     # A burst of sums in place grows the values by n each time: 8 calls on 16 ranks stay far from overflow.
-    burst = 8 if source.numel() <= 1 << 17 else 2
+    burst = 8 if source.numel() <= 1 << 17 else 4
     sides = (left, right)
     seconds = np.zeros((2, rounds, 1))
     x, token = torch.empty_like(source), torch.zeros(1)

@@ -19,7 +19,7 @@ from .model import WholeBatchReference, build_model, flat_gradient, gradients, s
 from .results import Training
 
 GLOBAL_BATCH = 64
-LEARNING_RATE = 0.1
+LEARNING_RATE = 0.05
 MOMENTUM = 0.9
 ORDER_SEED = 7
 
@@ -76,7 +76,8 @@ def train(context: RankContext, epochs: int) -> tuple[Training, nn.Module]:
 
 
 def _progress(epoch: int, epochs: int, loss: float, seen: Training, seconds: float) -> str:
-    line = f"epoch {epoch + 1:2d} of {epochs}   loss {loss:.4f}   test accuracy {seen.accuracies[-1]:6.2%}   {seconds:.2f} s"
+    accuracy = seen.accuracies[-1]
+    line = f"epoch {epoch + 1:2d} of {epochs}   loss {loss:.4f}   test accuracy {accuracy:6.2%}   {seconds:.2f} s"
     if epoch == 0:
         line += f"   gradient within {max(seen.gradient_errors):.1e} of one process"
     return line

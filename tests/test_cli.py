@@ -1,0 +1,129 @@
+"""The command line: help without optional packages, errors in one line, Ctrl-C without a traceback."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import types
+from importlib.metadata import version
+
+import pytest
+
+from ring_reduce import cli
+from ring_reduce.errors import PeerLost
+
+
+def add_command(monkeypatch: pytest.MonkeyPatch, run: object, extra: str | None = None) -> None:
+    """Puts a sub-command ``fake`` in place of all."""
+    module = types.ModuleType("fake_command")
+    module.add_arguments = lambda parser: parser.add_argument("--n", type=int, default=1)  # type: ignore[attr-defined]
+    module.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fake_command", module)
+    monkeypatch.setattr(cli, "COMMANDS", {"fake": cli.Command("fake_command", "a fake", extra)})
+
+
+def test_a_command_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    add_command(monkeypatch, lambda args: args.n)
+    assert cli.main(["fake", "--n", "7"]) == 7
+
+
+def test_a_ring_error_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_args: object) -> int:
+        raise PeerLost("rank 1's process ended\nin call 3")
+
+    add_command(monkeypatch, fail)
+    assert cli.main(["fake"]) == 1
+    assert capsys.readouterr().err == "ring-reduce: rank 1's process ended in call 3\n"
+
+
+def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(_args: object) -> int:
+        raise KeyboardInterrupt
+
+    add_command(monkeypatch, interrupt)
+    assert cli.main(["fake"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_missing_package_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def need(_args: object) -> int:
+        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+
+    add_command(monkeypatch, need, extra="demo")
+    assert cli.main(["fake"]) == 1
+    assert capsys.readouterr().err == (
+        "ring-reduce fake: the module sklearn is missing: pip install 'ring-reduce[demo]'\n"
+    )
+    add_command(monkeypatch, need, extra=None)
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["fake"])
+
+
+def test_a_broken_package_of_our_own_is_not_blamed_on_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def need(_args: object) -> int:
+        raise ModuleNotFoundError("No module named 'ring_reduce.gone'", name="ring_reduce.gone")
+
+    add_command(monkeypatch, need, extra="demo")
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["fake"])
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["doctor", "--help"], ["demo", "--help"]])
+def test_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(argv)
+    assert end.value.code == 0
+    assert "usage: ring-reduce" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"ring-reduce {version('ring-reduce')}\n"
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["no-such-command"], ["doctor", "--no-such-option"], ["--json", "doctor"]]
+)
+def test_bad_usage_is_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(argv)
+    assert end.value.code == 2
+    assert "ring-reduce" in capsys.readouterr().err
+
+
+def test_help_imports_no_command() -> None:
+    code = (
+        "import sys; from ring_reduce.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted(m for m in sys.modules if m.startswith(('ring_reduce.demo', 'ring_reduce.doctor', 'torch'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_real_ctrl_c() -> None:
+    """SIGINT to a process that is in a command; it says when it is there."""
+    code = (
+        "import sys, time, types; from ring_reduce import cli\n"
+        "module = types.ModuleType('slow'); module.add_arguments = lambda parser: None\n"
+        "module.run = lambda args: (print('in', flush=True), time.sleep(100))\n"
+        "sys.modules['slow'] = module; cli.COMMANDS = {'slow': cli.Command('slow', '', None)}\n"
+        "sys.exit(cli.main(['slow']))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "ring-reduce: interrupted\n"

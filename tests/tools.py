@@ -1,0 +1,39 @@
+"""Tools that only some tests need: a skip that names the installing command, or a failure where skips are forbidden.
+
+RING_REDUCE_REQUIRE_TOOLS=1    a missing tool fails the test (.ci/run sets it)
+RING_REDUCE_ALLOW_MISSING=a,b  except these tools, which still skip
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+# Tools that are headers, not programs.
+HEADERS = {"relacy": "relacy/relacy.hpp"}
+
+
+def find_tool(name: str) -> str | None:
+    """Where the program is, or the include directory of a header; None when it is not installed."""
+    if name not in HEADERS:
+        return shutil.which(name)
+    listed = [part for var in ("CPATH", "CPLUS_INCLUDE_PATH") for part in os.environ.get(var, "").split(":")]
+    for directory in [*filter(None, listed), "/usr/local/include", "/usr/include"]:
+        if (Path(directory) / HEADERS[name]).is_file():
+            return directory
+    return None
+
+
+def require_tool(name: str, install_command: str) -> str:
+    """Where the tool is. Without it the test is skipped, or fails if RING_REDUCE_REQUIRE_TOOLS=1."""
+    found = find_tool(name)
+    if found is not None:
+        return found
+    reason = f"{name} is not installed: {install_command}"
+    allowed = os.environ.get("RING_REDUCE_ALLOW_MISSING", "").split(",")
+    if os.environ.get("RING_REDUCE_REQUIRE_TOOLS") == "1" and name not in allowed:
+        pytest.fail(f"{reason} (a skip is forbidden by RING_REDUCE_REQUIRE_TOOLS=1)", pytrace=False)
+    pytest.skip(reason)
