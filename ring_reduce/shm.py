@@ -15,7 +15,9 @@ from .errors import RingError, RingMismatch, RingTimeout
 from .machine import cpu_quota, memory_left, usable_cores
 
 MAX_LANES = 4
-DEFAULT_SPINS = 2000  # some tens of microseconds
+# A few microseconds. More would be lost where two ranks share a core for a while; a yield that finds nothing else to
+# run returns as fast as a spin.
+DEFAULT_SPINS = 100
 STAGING_LIMIT_BYTES = 8 << 20  # a rank
 
 
