@@ -157,7 +157,9 @@ void CpuRing::run_lane(const Call& call, int lane, const Interrupt* interrupt) {
 }
 
 void CpuRing::abort(const std::string& reason) {
-  if (!closed_ && !forked()) group_.fail(FailureKind::aborted, reason);
+  if (closed_ || forked()) return;
+  const std::uint64_t completed = group_.own_control().completed_calls.load(std::memory_order_acquire);
+  group_.fail(FailureKind::aborted, completed + 1, reason);
 }
 
 void CpuRing::close() {

@@ -57,10 +57,18 @@ void Group::wake(int rank) const {
   }
 }
 
-RingFailure Group::fail(FailureKind kind, const std::string& text) {
+bool Group::failed(std::uint64_t call) const {
+  const std::uint32_t cause = own_control().failed_by.load(std::memory_order_acquire);
+  if (cause == 0) return false;
+  const bool known = cause <= static_cast<std::uint32_t>(settings.world);
+  return !known || control(static_cast<int>(cause) - 1).failure_call <= call;
+}
+
+RingFailure Group::fail(FailureKind kind, std::uint64_t call, const std::string& text) {
   const std::scoped_lock lock(failing_);  // one lane at a time: the text is written once
   if (!failed()) {
     Control& own = own_control();
+    own.failure_call = call;
     own.failure_kind = static_cast<std::uint32_t>(kind);
     own.failure_length = static_cast<std::uint32_t>(std::min(text.size(), own.failure_text.size()));
     std::copy_n(text.begin(), own.failure_length, own.failure_text.begin());
@@ -94,16 +102,17 @@ void Group::check_peers(std::uint64_t call) {
     const bool ended = process_ended(process_fds_[static_cast<std::size_t>(rank)]);
     const bool closed = control(rank).closed.load(std::memory_order_acquire) != 0;
     const std::uint64_t completed = control(rank).completed_calls.load(std::memory_order_acquire);
-    if (completed >= call || failed()) continue;
+    if (completed >= call) continue;
     const std::string state = " after " + std::to_string(completed) + " calls, while " + rank_text(settings.rank) +
                               " is in call " + std::to_string(call);
     if (closed) {
-      throw fail(FailureKind::closed,
+      throw fail(FailureKind::closed, completed + 1,
                  rank_text(rank) + " closed the ring" + state + "; every rank has to make the same calls");
     }
     if (ended) {
-      throw fail(FailureKind::peer_lost, rank_text(rank) + " ended (killed, crashed or exited)" + state +
-                                             "; look at its output, then start the job again");
+      throw fail(FailureKind::peer_lost, completed + 1,
+                 rank_text(rank) + " ended (killed, crashed or exited)" + state +
+                     "; look at its output, then start the job again");
     }
   }
 }

@@ -36,8 +36,12 @@ class Group {
   // True once any rank has failed the ring.
   bool failed() const { return own_control().failed_by.load(std::memory_order_acquire) != 0; }
 
-  // Fails the ring on every rank; the first cause wins. Returns that cause.
-  RingFailure fail(FailureKind kind, const std::string& text);
+  // True once `call` can't be completed. A rank that is still in the call before a failed one completes it: who is
+  // ahead has done its part, and who is not does the same.
+  bool failed(std::uint64_t call) const;
+
+  // Fails the ring on every rank, from `call` on; the first cause wins. Returns that cause.
+  RingFailure fail(FailureKind kind, std::uint64_t call, const std::string& text);
 
   // The cause. The ring has failed.
   RingFailure failure() const;

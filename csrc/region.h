@@ -30,7 +30,8 @@ struct Control {
   std::atomic<std::uint64_t> completed_calls;
   std::atomic<std::uint32_t> closed;
   // Immutable once this rank stands in a failed_by.
-  alignas(kLineBytes) std::uint32_t failure_kind;
+  alignas(kLineBytes) std::uint64_t failure_call;  // the first call that can't be completed
+  std::uint32_t failure_kind;
   std::uint32_t failure_length;
   std::array<char, 2048> failure_text;
 };

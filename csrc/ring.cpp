@@ -192,7 +192,7 @@ double LanePort::read_header(const std::byte* slot, std::uint64_t segment, int k
   const int rank = group_.settings.rank;
   const std::string where = " in call " + std::to_string(call_.fingerprint.call);
   if (!(header.fingerprint == call_.fingerprint)) {
-    throw group_.fail(FailureKind::mismatch,
+    throw group_.fail(FailureKind::mismatch, call_.fingerprint.call,
                       "ranks disagree" + where + ": " +
                           describe_difference(call_.fingerprint, rank, header.fingerprint, group_.left()) + " (rank " +
                           std::to_string(rank) + ": " + describe(call_.fingerprint) + "; rank " +
@@ -202,9 +202,9 @@ double LanePort::read_header(const std::byte* slot, std::uint64_t segment, int k
   const bool in_step = header.segment == segment && header.move + 1 == static_cast<std::uint64_t>(k) &&
                        header.payload_bytes == payload_bytes;
   if (!in_step || !(header.partial_count >= 0 && std::isfinite(header.partial_count))) {
-    throw group_.fail(FailureKind::mismatch, "rank " + std::to_string(rank) +
-                                                 " got a corrupt segment header from rank " +
-                                                 std::to_string(group_.left()) + where);
+    throw group_.fail(FailureKind::mismatch, call_.fingerprint.call,
+                      "rank " + std::to_string(rank) + " got a corrupt segment header from rank " +
+                          std::to_string(group_.left()) + where);
   }
   return header.partial_count;
 }

@@ -39,13 +39,14 @@ void Wait::until_slowly(SharedCounter& counter, std::uint64_t target, const std:
   double waited_s = 0, checked_s = 0;
   bool arrived = spin(counter, target);
   while (!arrived) {
-    if (group_.failed()) throw group_.failure();
     if (waited_s < group_.settings.yield_s) {
       sched_yield();
     } else {
       sleep_until(counter, target);
     }
+    const bool failed = group_.failed(call_);  // looked at first: what arrived before a failure counts
     arrived = observed(counter) >= target;
+    if (!arrived && failed) throw group_.failure();
     waited_s = seconds_since(start);
     if (!arrived && waited_s - checked_s >= kCheckEvery_s) {
       checked_s = waited_s;
@@ -62,9 +63,9 @@ void Wait::check(double waited_s, const std::function<std::string()>& what) {
   if (waited_s < group_.settings.timeout_s) return;
   std::array<char, 32> time{};
   std::snprintf(time.data(), time.size(), "%.1f s", waited_s);
-  throw group_.fail(FailureKind::timeout, "rank " + std::to_string(group_.settings.rank) + ": no " + what() + " in " +
-                                              time.data() + group_.late_ranks(call_) +
-                                              "; is that process alive, and does it make the same calls?");
+  throw group_.fail(FailureKind::timeout, call_,
+                    "rank " + std::to_string(group_.settings.rank) + ": no " + what() + " in " + time.data() +
+                        group_.late_ranks(call_) + "; is that process alive, and does it make the same calls?");
 }
 
 void Wait::check_interrupt() {
@@ -72,7 +73,7 @@ void Wait::check_interrupt() {
   try {
     (*interrupt_)();
   } catch (...) {
-    group_.fail(FailureKind::aborted,
+    group_.fail(FailureKind::aborted, call_,
                 "rank " + std::to_string(group_.settings.rank) + " was interrupted in call " + std::to_string(call_));
     throw;
   }

@@ -52,6 +52,8 @@ def _check_type(name: str) -> str:
 
 def _may_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether two elements may lie at one address: expanded or oddly strided views. Strides in any unit."""
+    if 0 in shape:
+        return False
     extent = 0
     for stride, size in sorted(
         (abs(stride), size) for stride, size in zip(strides, shape, strict=True) if size > 1

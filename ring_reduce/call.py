@@ -139,8 +139,9 @@ def check_count(count: Any, normalization: Normalization) -> float:
     if count is None:
         raise CountError(f"{normalization!r} divides by counts: pass count=, this rank's examples or tokens")
     try:
-        value = float(count)
-    except (TypeError, ValueError, OverflowError) as error:
+        # Not a string, which float() would read; a tensor or array of one element is a number.
+        value = float(count) if hasattr(count, "__float__") else math.nan
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise CountError(f"count is {count!r}; it has to be one number ({error})") from None
     if isinstance(count, bool) or not (math.isfinite(value) and value >= 0):
         raise CountError(f"count is {count!r}; it has to be a finite number, 0 or more")
