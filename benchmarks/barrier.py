@@ -15,6 +15,7 @@ No data is published through the barrier, so that it needs no memory order: only
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import MutableSequence
@@ -22,6 +23,7 @@ from collections.abc import MutableSequence
 LINE_WORDS = 16  # 128 bytes of int64: a line and the neighbour that the hardware fetches along
 START_MARGIN_NS = 5_000  # time for all ranks to read the start before it passes
 POLLS_PER_DEADLINE_CHECK = 4096
+PING_PONGS = 20
 
 
 def words_needed(world: int) -> int:
@@ -65,6 +67,25 @@ class Barrier:
         self._start_ns = self._words[self._start_line]
         while time.perf_counter_ns() < self._start_ns:
             pass
+
+    def hop_ns(self) -> float:
+        """What a word takes from one core to the next, Python's polling included: ranks 0 and 1 play ping-pong.
+
+        On virtual machines the host moves cores about, and a hop may cost four times as much a second later; a figure
+        without its hop can't be compared with another run's. NaN where ranks have to share cores.
+        """
+        self.align()
+        if self._oversubscribed or len(self._lines) < 2:
+            return math.nan
+        start_ns = time.perf_counter_ns()
+        for _ in range(PING_PONGS):
+            self._turn += 1
+            if self._rank < 2:
+                if self._rank == 0:
+                    self._words[self._lines[0]] = self._turn
+                self._poll(self._lines[1 - self._rank], self._turn, 1 - self._rank)
+            self._words[self._lines[self._rank]] = self._turn
+        return (time.perf_counter_ns() - start_ns) / (2 * PING_PONGS)
 
     def _poll(self, line: int, least: int, peer: int) -> None:
         """Until ``peer`` has raised the word of ``line`` to ``least``."""

@@ -2,13 +2,15 @@
 
     python -m ring_reduce.benchmarks.compare --world 2 --sizes 1K,16K,256K,1M,4M,64M --dtype float32 --json FILE
 
-Ratios are ratios of medians with their bootstrap 95 % interval. The last column holds the project's targets.
+Ratios are ratios of medians with their bootstrap 95 % interval. "hop" is what a word takes from core to core
+(10th to 90th percentile). The last column holds the project's targets.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -33,6 +35,7 @@ DTYPES = ("float64", "float32", "float16", "bfloat16")
 MOST_ROTATED_BYTES = 256 * MB
 COLUMNS = [
     "size",
+    "hop ns",
     "ring us",
     "p99",
     "gloo us",
@@ -43,7 +46,7 @@ COLUMNS = [
     "MEAN/SUM",
     "targets",
 ]
-WIDTHS = (6, 10, 10, 10, 10, 10, 22, 22, 22, 0)
+WIDTHS = (6, 9, 10, 10, 10, 10, 10, 22, 22, 22, 0)
 
 
 def parse_size(text: str) -> int:
@@ -123,7 +126,8 @@ def ratio_text(ratio: Ratio | None) -> str:
 
 def line_of(comparison: Comparison) -> list[str]:
     """The cells of one size."""
-    cells = [size_text(comparison.nbytes)]
+    low, _, high = comparison.hop_ns
+    cells = [size_text(comparison.nbytes), "-" if math.isnan(low) else f"{low:.0f}-{high:.0f}"]
     for label in ("ring SUM", "gloo SUM", "copy SUM"):
         summary = comparison.summaries.get(label)
         cells.append("-" if summary is None else f"{summary.median:.1f}")

@@ -79,11 +79,13 @@ class Contender:
 
 @dataclass(frozen=True)
 class Measurement:
-    """All contenders at one size: times by label, and wrong elements (None for a peer that doesn't reduce)."""
+    """All contenders at one size: times by label, wrong elements (None for a peer that doesn't reduce), and the time of
+    a hop between cores in each round (barrier.py)."""
 
     nbytes: int
     times: dict[str, Times]
     wrong: dict[str, int | None]
+    hops_ns: Times
 
 
 def measure(plan: Plan, progress: Callable[[str], None] | None = None) -> list[Measurement]:
@@ -108,6 +110,7 @@ def _gather(plan: Plan, nbytes: int, folder: Path) -> Measurement:
         nbytes,
         dict(zip(labels, times, strict=True)),
         {label: None if (w := wrong[:, i]).min() < 0 else int(w.sum()) for i, label in enumerate(labels)},
+        ranks[0]["hops_ns"],
     )
 
 
@@ -128,9 +131,7 @@ def _run_rank(
     for nbytes in plan.sizes:
         if rank == 0 and progress is not None:
             progress(f"{nbytes} bytes: {', '.join(contender.label for contender in contenders)}")
-        times, wrong = _Timing(plan, nbytes, rank, barrier, contenders).run()
-        labels = [contender.label for contender in contenders]
-        np.savez(_result_path(folder, rank, nbytes), labels=labels, times=times, wrong=wrong)
+        np.savez(_result_path(folder, rank, nbytes), **_Timing(plan, nbytes, rank, barrier, contenders).run())
     # A peer may end its process group without waiting for others that still use it.
     barrier.align()
     for peer in reversed(peers):
@@ -158,8 +159,9 @@ class _Timing:
             rotate_bytes=plan.rotate_bytes,
         )
 
-    def run(self) -> tuple[Times, np.ndarray[Any, np.dtype[np.int64]]]:
+    def run(self) -> dict[str, Any]:
         """Microseconds by (contender, round, call), and wrong elements by contender, -1 where it doesn't reduce."""
+        hops_ns = np.zeros(self._rounds)
         times = np.zeros((len(self._contenders), self._rounds, self._burst))
         wrong = np.array([self._count_wrong(contender) for contender in self._contenders], dtype=np.int64)
         # The collector would run in the timed part of whichever contender allocates most.
@@ -167,13 +169,15 @@ class _Timing:
         gc.disable()
         try:
             for turn in range(-1, self._rounds):  # -1: the warm-up
+                hops_ns[max(turn, 0)] = self._barrier.hop_ns()
                 order = list(range(len(self._contenders)))
                 random.Random(self._nbytes * 1_000_003 + turn).shuffle(order)
                 for index in order:
                     self._run_burst(self._contenders[index], times[index, max(turn, 0)])
         finally:
             gc.enable()
-        return times, wrong
+        labels = [contender.label for contender in self._contenders]
+        return {"labels": labels, "times": times, "wrong": wrong, "hops_ns": hops_ns}
 
     def _run_burst(self, contender: Contender, row: Times) -> None:
         """Fills ``row`` with the times of its calls, in microseconds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import platform
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from .measure import Measurement, Plan
@@ -68,6 +70,7 @@ class Comparison:
     summaries: dict[str, Summary]
     ratios: dict[str, Ratio]
     met: dict[str, bool]
+    hop_ns: tuple[float, float, float]  # 10th percentile, median, 90th; NaN where ranks share cores
 
 
 def compare(plan: Plan, measurement: Measurement) -> Comparison:
@@ -78,12 +81,14 @@ def compare(plan: Plan, measurement: Measurement) -> Comparison:
         for name, (over, under) in RATIOS.items()
         if over in times and under in times
     }
+    low, middle, high = (float(x) for x in np.percentile(measurement.hops_ns, [10, 50, 90]))
     judged = [target for target in targets(plan.world, measurement.nbytes) if target.ratio in ratios]
     return Comparison(
         measurement.nbytes,
         {label: summarize(values) for label, values in times.items()},
         ratios,
         {str(target): target.is_met(ratios[target.ratio]) for target in judged},
+        (low, middle, high),
     )
 
 
@@ -127,6 +132,8 @@ def document(plan: Plan, measurements: list[Measurement], load_at_start: float) 
         "comparisons": [
             {
                 "bytes": comparison.nbytes,
+                # NaN is no JSON.
+                "hop_ns": None if math.isnan(comparison.hop_ns[1]) else comparison.hop_ns,
                 "ratios": {name: dataclasses.asdict(ratio) for name, ratio in comparison.ratios.items()},
                 "targets": comparison.met,
             }

@@ -118,15 +118,15 @@ PYBIND11_MODULE(_core, module) {
 
   py::class_<BoundRing>(module, "CpuRing")
       .def(py::init([](int rank, int world, const std::vector<int>& memory_fds, std::vector<int> process_fds, int lanes,
-                       int depth, std::size_t segment_bytes, int window, double timeout_s, int spins, double yield_s,
+                       int depth, std::size_t segment_bytes, int window, double timeout_s, int spins, int yields,
                        std::size_t stream_bytes) {
-             const RingSettings settings{rank,    world,       {lanes, depth, segment_bytes}, window, timeout_s, spins,
-                                         yield_s, stream_bytes};
+             const RingSettings settings{rank,   world,       {lanes, depth, segment_bytes}, window, timeout_s, spins,
+                                         yields, stream_bytes};
              return std::make_unique<BoundRing>(settings, memory_fds, std::move(process_fds));
            }),
            py::kw_only(), py::arg("rank"), py::arg("world"), py::arg("memory_fds"), py::arg("process_fds"),
            py::arg("lanes"), py::arg("depth"), py::arg("segment_bytes"), py::arg("window"), py::arg("timeout_s"),
-           py::arg("spins"), py::arg("yield_s"), py::arg("stream_bytes"))
+           py::arg("spins"), py::arg("yields"), py::arg("stream_bytes"))
       .def(
           "run",
           [](BoundRing& self, int operation, int type, int normalization, double divisor, double count,

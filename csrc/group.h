@@ -16,7 +16,7 @@ struct RingSettings {
   int window;                // segments that go through a step together; 1 to depth - 1
   double timeout_s;          // of a wait without progress
   int spins;                 // polls before a waiting thread yields its core
-  double yield_s;            // time of yielding before it sleeps
+  int yields;                // times it yields before it sleeps
   std::size_t stream_bytes;  // outputs at least this large are written past the caches
 };
 

@@ -38,8 +38,8 @@ void Wait::until_slowly(SharedCounter& counter, std::uint64_t target, const std:
   const Clock::time_point start = Clock::now();
   double waited_s = 0, checked_s = 0;
   bool arrived = spin(counter, target);
-  while (!arrived) {
-    if (waited_s < group_.settings.yield_s) {
+  for (int round = 0; !arrived; ++round) {
+    if (round < group_.settings.yields) {
       sched_yield();
     } else {
       sleep_until(counter, target);

@@ -36,7 +36,7 @@ class CpuRing:
         window: int,
         timeout_s: float,
         spins: int,
-        yield_s: float,
+        yields: int,
         stream_bytes: int,
     ) -> None: ...
     def run(

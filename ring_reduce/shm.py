@@ -15,22 +15,28 @@ from .errors import RingError, RingMismatch, RingTimeout
 from .machine import cpu_quota, memory_left, usable_cores
 
 MAX_LANES = 4
+
 # A few microseconds. More would be lost where two ranks share a core for a while; a yield that finds nothing else to
 # run returns as fast as a spin.
-DEFAULT_SPINS = 100
+SPINS = 100
+YIELDS = 200
+# With more ranks than cores a yield lets another rank run, unless each is a session of its own, as torchrun makes them:
+# Linux then schedules sessions, and a yield stays within one. So few yields, then the futex.
+CROWDED_YIELDS = 16
+
 STAGING_LIMIT_BYTES = 8 << 20  # a rank
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The sizes of a ring. Results do not depend on them; all but `spins`, `yield_s` and `stream_bytes` are agreed."""
+    """The sizes of a ring. Results do not depend on them; all but `spins`, `yields` and `stream_bytes` are agreed."""
 
     segment_bytes: int = 256 << 10
     depth: int = 4
     window: int = 2
     stream_bytes: int = 8 << 20
     spins: int | None = None  # None: spin where there is a core for every rank
-    yield_s: float = 1e-3
+    yields: int | None = None  # None: many or few, by the same rule
 
 
 def _cores() -> float:
@@ -187,9 +193,9 @@ class _Bootstrap:
 
     def _map(self, agreed: dict[str, Any]) -> ShmRing:
         member, tuning = self._member, self._tuning
-        spins = tuning.spins
-        if spins is None:
-            spins = DEFAULT_SPINS if _cores() >= member.world * agreed["lanes"] else 0
+        crowded = _cores() < member.world * agreed["lanes"]
+        spins = tuning.spins if tuning.spins is not None else (0 if crowded else SPINS)
+        yields = tuning.yields if tuning.yields is not None else (CROWDED_YIELDS if crowded else YIELDS)
         others = [rank for rank in range(member.world) if rank != member.rank]
         core = _core.CpuRing(
             rank=member.rank,
@@ -204,7 +210,7 @@ class _Bootstrap:
             window=agreed["window"],
             timeout_s=self._timeout,
             spins=spins,
-            yield_s=tuning.yield_s,
+            yields=yields,
             stream_bytes=tuning.stream_bytes,
         )
         return ShmRing(

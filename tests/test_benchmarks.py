@@ -126,7 +126,9 @@ def test_targets_by_world_and_size() -> None:
 
 def _measurement(nbytes: int, **medians: float) -> Measurement:
     times = {label.replace("_", " "): np.full((3, 2), value) for label, value in medians.items()}
-    return Measurement(nbytes, times, {label: None if label.startswith("copy") else 0 for label in times})
+    return Measurement(
+        nbytes, times, {label: None if label.startswith("copy") else 0 for label in times}, np.arange(3.0)
+    )
 
 
 def test_rows_hold_nccl_tests_bandwidths() -> None:
@@ -158,7 +160,7 @@ def test_comparison_divides_the_right_way_round_and_names_what_was_missed() -> N
         "mean_over_sum <= 1.03": False,
     }
     assert cli.verdict(found) == "MISSED mean_over_sum <= 1.03, ring_over_copy <= 1.3"
-    assert cli.line_of(found)[:2] == ["64M", "100.0"]
+    assert cli.line_of(found)[:3] == ["64M", "0-2", "100.0"]
 
 
 def test_comparison_without_the_ring_has_no_ratios() -> None:
@@ -191,6 +193,30 @@ def test_barrier_lets_nobody_leave_before_all_have_come(cores: int) -> None:
         thread.join()
     assert early == []
     assert arrived == [turns] * world
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_hops_are_timed_where_ranks_have_cores_and_leave_the_barrier_in_step(world: int) -> None:
+    words = [0] * words_needed(world)
+    hops: list[float] = []
+
+    def run(rank: int) -> None:
+        barrier = Barrier(words, rank=rank, world=world, cores=world, timeout=60)
+        for _ in range(3):
+            hops.append(barrier.hop_ns())
+            barrier.align()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(hops) == 3 * world
+    assert all(np.isnan(hop) if world == 1 else hop > 0 for hop in hops)
+
+
+def test_hops_are_not_timed_where_ranks_share_cores() -> None:
+    assert np.isnan(Barrier([0] * words_needed(1), rank=0, world=1, cores=1).hop_ns())
 
 
 def test_barrier_names_the_rank_that_does_not_come() -> None:

@@ -16,7 +16,7 @@ from .factors import Case, Loss, name_factor, predict_factor
 from .model import WholeBatchReference, build_model, flat_gradient, sum_of_losses
 from .train import RankContext
 
-EXAMPLES_A_RANK = 16
+EXAMPLES_A_RANK = 24  # more than the most ranks, so that B/n is never n as well
 UNEQUAL_STEP = 8  # rank r takes 8(r+1) examples: 16 ranks then take 1,088 of the 1,437
 
 EQUAL_CASES = tuple(itertools.product((Loss.GLOBAL, Loss.LOCAL_MEAN), (rr.SUM, rr.MEAN)))

@@ -1,29 +1,31 @@
-"""Starts the ranks as processes, shows what rank 0 says, and leaves nothing running whatever happens. Free of torch."""
+"""Starts the ranks as processes, shows what rank 0 says, and leaves nothing running whatever happens. Free of torch.
+
+Not multiprocessing: a Ctrl-C that hits one of its children before that has read its arguments leaves the parent writing
+them for ever. Here the parent holds one end of a socket only, so that the death of either side ends the other's wait.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from multiprocessing import connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ring_reduce.errors import RingError
 
 from .data import Digits
 from .results import Result
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
 
 GRACE_SECONDS = 3.0  # after the first failure: for other ranks to say theirs, which may be the cause
 END_SECONDS = 5.0  # between SIGTERM and SIGKILL
@@ -36,7 +38,7 @@ class Job:
     world: int
     epochs: int
     cores: int
-    store_path: str
+    store_path: str  # in a folder of the job's own
     digits: Digits
 
 
@@ -65,8 +67,8 @@ class RanksFailed(RuntimeError):
 @dataclass(frozen=True)
 class _Rank:
     rank: int
-    process: SpawnProcess
-    messages: Connection
+    process: subprocess.Popen[bytes]
+    messages: Connection[Any, Any]
 
 
 def run_ranks(job: Job, show: Callable[[str], None]) -> Result:
@@ -75,7 +77,11 @@ def run_ranks(job: Job, show: Callable[[str], None]) -> Result:
     try:
         with _signals_held_back():
             for rank in range(job.world):
-                ranks.append(_start(rank, job))
+                ranks.append(_start(rank))
+        for each in ranks:
+            # A rank that is dead already is found, with its exit status, by the watch.
+            with contextlib.suppress(ConnectionError):
+                each.messages.send((each.rank, job))
         return _watch(ranks, show)
     finally:
         _end(ranks)
@@ -85,7 +91,9 @@ def run_ranks(job: Job, show: Callable[[str], None]) -> Result:
 def _signals_held_back() -> Iterator[None]:
     """No signal raises between the start of a rank and its entry in the list of those to end.
 
-    Ranks inherit the mask: Ctrl-C then reaches this process alone, which ends them without their tracebacks.
+    Ranks inherit the mask: Ctrl-C then reaches this process alone, which ends them without their tracebacks. A session
+    of their own would do that too, but Linux schedules each session as a group, and a rank that yields while it waits
+    would then yield to no other rank.
     """
     received: list[int] = []
     before = {}
@@ -104,42 +112,48 @@ def _signals_held_back() -> Iterator[None]:
         signal.raise_signal(received[0])
 
 
-def _start(rank: int, job: Job) -> _Rank:
-    # Spawn, not fork: a forked process would inherit locks and half of the threads.
-    context = multiprocessing.get_context("spawn")
-    receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=_rank_main, args=(rank, job, sending), name=f"rank {rank}", daemon=True)
-    process.start()
-    # The rank holds the only end to write to, so its death is the end of the file here.
-    sending.close()
-    return _Rank(rank, process, receiving)
+def _start(rank: int) -> _Rank:
+    ours, theirs = Pipe()
+    # The same path as here: -c would put the current folder first, where another ring_reduce may lie.
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import rank_main; rank_main({theirs.fileno()})"
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+        )
+    return _Rank(rank, process, ours)
 
 
-def _rank_main(rank: int, job: Job, messages: Connection) -> None:
-    """In the rank's process."""
-    threading.Thread(target=_end_with_parent, args=(job,), daemon=True).start()
+def rank_main(descriptor: int) -> None:
+    """The main function of a rank's process; `descriptor` is its end of the socket."""
+    messages: Connection[Any, Any] = Connection(descriptor)
+    try:
+        rank, job = messages.recv()
+    except (EOFError, ConnectionError):
+        raise SystemExit(1) from None  # the parent ended first
+    threading.Thread(target=_end_with_parent, args=(messages, job), daemon=True).start()
+
+    def say(text: str) -> None:
+        if rank == 0:
+            messages.send(text)
+
     try:
         from .rank import run_rank
 
-        def say(text: str) -> None:
-            if rank == 0:
-                messages.send(text)
-
-        result = run_rank(rank, job, say)
-        messages.send(result)
+        messages.send(run_rank(rank, job, say))
     except BaseException as error:
         summary = "".join(traceback.format_exception_only(error)).strip()
         messages.send(Failure(rank, summary, traceback.format_exc(), severity=2 if _is_echo(error) else 1))
         raise SystemExit(1) from None
 
 
-def _end_with_parent(job: Job) -> None:
+def _end_with_parent(messages: Connection[Any, Any], job: Job) -> None:
     """Nobody else would end a rank whose parent was killed, nor remove the folder."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        shutil.rmtree(Path(job.store_path).parent, ignore_errors=True)
-        os._exit(1)
+    # The parent sends nothing more: what there is to read is the end of the file.
+    wait([messages])
+    shutil.rmtree(Path(job.store_path).parent, ignore_errors=True)
+    os._exit(1)
 
 
 def _is_echo(error: BaseException) -> bool:
@@ -158,7 +172,7 @@ def _watch(ranks: list[_Rank], show: Callable[[str], None]) -> Result:
     deadline: float | None = None
     while any(each.rank not in failures for each in running):
         patience = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready = connection.wait([each.messages for each in running], patience)
+        ready = wait([each.messages for each in running], patience)
         if not ready:
             break
         for each in [each for each in running if each.messages in ready]:
@@ -166,8 +180,7 @@ def _watch(ranks: list[_Rank], show: Callable[[str], None]) -> Result:
                 message = each.messages.recv()
             except (EOFError, ConnectionError):
                 running.remove(each)
-                each.process.join()
-                if each.process.exitcode != 0:
+                if each.process.wait() != 0:
                     failures.setdefault(each.rank, _silent_failure(each))
                 continue
             if isinstance(message, Failure):
@@ -184,23 +197,24 @@ def _watch(ranks: list[_Rank], show: Callable[[str], None]) -> Result:
 
 
 def _silent_failure(each: _Rank) -> Failure:
-    code = each.process.exitcode or 0
-    if code < 0:
-        reason = f"ended by signal {-code} ({signal.Signals(-code).name})"
-        if code == -signal.SIGKILL:
+    status = each.process.returncode
+    if status < 0:
+        reason = f"ended by signal {-status} ({signal.Signals(-status).name})"
+        if status == -signal.SIGKILL:
             reason += "; out of memory?"
-        return Failure(each.rank, reason, "", severity=0)
-    return Failure(each.rank, f"ended with exit status {code} and without a word", "", severity=0)
+    else:
+        reason = f"ended with exit status {status} and without a word"
+    return Failure(each.rank, reason, "", severity=0)
 
 
 def _end(ranks: list[_Rank]) -> None:
     for each in ranks:
-        if each.process.is_alive():
-            each.process.terminate()
+        each.process.terminate()
     deadline = time.monotonic() + END_SECONDS
     for each in ranks:
-        each.process.join(max(0.0, deadline - time.monotonic()))
-        if each.process.is_alive():
+        try:
+            each.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
             each.process.kill()
-            each.process.join()
+            each.process.wait()
         each.messages.close()

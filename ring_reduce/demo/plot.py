@@ -27,7 +27,7 @@ def write_plot(path: Path, result: Result) -> None:
     figure = Figure(figsize=(16, 10.5), layout=layout, facecolor="white")
     world = len(result.traffic.sent_by_rank)
     figure.suptitle(
-        f"ring-reduce demo: {world} rank{'s' * (world > 1)} train on handwritten digits, "
+        f"ring-reduce demo: {'1 rank trains' if world == 1 else f'{world} ranks train'} on handwritten digits, "
         f"test accuracy {result.training.accuracies[-1]:.1%}",
         fontsize=16,
         fontweight="bold",
@@ -97,8 +97,8 @@ def _plot_accuracy(axes: Any, result: Result) -> None:
         fontweight="bold",
     )
     axes.set_ylim(top=101)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlim(0.7, len(accuracies) + 0.3)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlim(0.5, len(accuracies) + 0.5)
     axes.set_xlabel("epoch", color=MUTED)
     axes.set_ylabel("%", color=MUTED)
 
@@ -137,8 +137,9 @@ def _plot_cases(axes: Any, result: Result) -> None:
     axes.axvline(1, color=RIGHT, linewidth=1, zorder=0)
     axes.set_xscale("log")
     clean = [case.factor for _, cases in groups for case in cases if case.clean]
+    least, most = min([*clean, 0.1]), max([*clean, 10])
     # Room for the texts beside the outermost bars.
-    axes.set_xlim(min([*clean, 0.1]) / 60, max([*clean, 10]) * 20)
+    axes.set_xlim(least * (least / most) ** 0.55, most * (most / least) ** 0.35)
     axes.grid(visible=False)
     axes.set_xlabel("measured factor (log scale)", color=MUTED)
 
@@ -148,7 +149,7 @@ def _plot_case(axes: Any, place: int, case: Case) -> None:
     if not case.clean:
         position, text, colour, marker = 1.0, "no factor: wrong weights", UNCLEAN, "x"
     elif not case.verdict.right:
-        text, colour = f"{case.factor:.4g} = {case.verdict.symbol or '?'}", WRONG
+        text, colour = f"{case.factor:.3g} = {case.verdict.symbol or '?'}", WRONG
         axes.plot([1, position], [place, place], color=colour, linewidth=5, solid_capstyle="butt")
     axes.plot([position], [place], marker=marker, color=colour, markersize=8, markeredgewidth=2)
     outward = -1 if colour == WRONG and position < 1 else 1
@@ -225,6 +226,6 @@ def _plot_bytes(axes: Any, result: Result) -> None:
     axes.bar(ranks, [sent / 1024 for sent in traffic.sent_by_rank], color=RING, width=0.6)
     _mark_level(axes, traffic.formula / 1024, f"2(n-1)s/n = {traffic.formula:,.0f} bytes", colour=WRONG)
     axes.set_ylim(0, max(1.0, 1.3 * traffic.formula / 1024))
-    axes.set_xticks(list(ranks))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlabel("rank", color=MUTED)
     axes.set_ylabel("KiB", color=MUTED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,10 +54,10 @@ def find_failures(result: Result, *, accuracy_counts: bool) -> list[str]:
 
 
 def as_json(result: Result, failures: Sequence[str], *, seconds: float) -> dict[str, Any]:
-    """Everything measured; the first eleven keys are the report's stable part."""
+    """Everything measured; the first eleven keys are the report's stable part. NaN and infinity become null."""
     timings = result.timings
     ring_gloo, sum_mean = timings.of_gradients(timings.ring_gloo), timings.of_gradients(timings.sum_mean)
-    return {
+    everything = {
         "world": len(result.traffic.sent_by_rank),
         "device": "cpu",
         "test_accuracy": result.training.accuracies[-1],
@@ -82,6 +83,19 @@ def as_json(result: Result, failures: Sequence[str], *, seconds: float) -> dict[
         "ring_and_gloo": [_duel_as_json(duel, "ring", "gloo") for duel in timings.ring_gloo],
         "sum_and_mean": [_duel_as_json(duel, "sum", "mean") for duel in timings.sum_mean],
     }
+    return {key: _without_nan(value) for key, value in everything.items()}
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN; a training that diverged must still be reported."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case list():
+            return [_without_nan(each) for each in value]
+        case dict():
+            return {key: _without_nan(each) for key, each in value.items()}
+    return value
 
 
 def _case_as_json(case: Case) -> dict[str, Any]:

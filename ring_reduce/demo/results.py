@@ -43,7 +43,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Duel:
-    """Two ways of doing the same, interleaved at one size: medians over calls of the slowest rank's time."""
+    """Two ways of doing the same, interleaved at one size: a call's time, its median over bursts."""
 
     tensor_bytes: int
     left_us: float

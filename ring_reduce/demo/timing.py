@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -23,6 +24,7 @@ from .results import Duel, Timings, Traffic
 
 OTHER_BYTES = (1 << 10, 16 << 10, 1 << 20, 4 << 20)
 WARM_UP_ROUNDS = 2
+BUDGET_SECONDS, LEAST_ROUNDS = 3.0, 5  # of one pair at one size
 
 
 def measure_traffic(ring: rr.Ring, gradient: Tensor) -> Traffic:
@@ -55,18 +57,17 @@ def _repeat_to(gradient: Tensor, tensor_bytes: int) -> Tensor:
 
 
 def _ring_beside_gloo(ring: rr.Ring, source: Tensor) -> Duel:
-    rounds = 21 if source.numel() <= 1 << 17 else 9
-    return _duel(ring, source, lambda x: ring.all_reduce(x), lambda x: dist.all_reduce(x), rounds=rounds)
+    return _duel(ring, source, lambda x: ring.all_reduce(x), lambda x: dist.all_reduce(x), most_rounds=21)
 
 
 def _sum_beside_mean(ring: rr.Ring, source: Tensor) -> Duel:
-    rounds = 150 if source.numel() <= 1 << 17 else 60
+    # Many rounds, since the question is of a few percent.
     return _duel(
         ring,
         source,
         lambda x: ring.all_reduce(x, rr.SUM),
         lambda x: ring.all_reduce(x, rr.MEAN),
-        rounds=rounds,
+        most_rounds=150,
     )
 
 
@@ -76,34 +77,52 @@ def _duel(
     left: Callable[[Tensor], object],
     right: Callable[[Tensor], object],
     *,
-    rounds: int,
+    most_rounds: int,
 ) -> Duel:
+    started = time.perf_counter()
+    _run_rounds(ring, source, (left, right), WARM_UP_ROUNDS)
+    rounds = _agree_on_rounds((time.perf_counter() - started) / WARM_UP_ROUNDS, most_rounds)
+    seconds = _run_rounds(ring, source, (left, right), rounds)
+    dist.all_reduce(torch.from_numpy(seconds), op=dist.ReduceOp.MAX)  # the slowest rank's, in place
+    left_us, right_us = 1e6 * seconds
+    return Duel(
+        source.numel() * source.element_size(),
+        float(np.median(left_us)),
+        float(np.median(right_us)),
+        ratio_of_medians(right_us, left_us),
+    )
+
+
+def _agree_on_rounds(seconds_a_round: float, most: int) -> int:
+    """As many rounds as fit into the budget by rank 0's clock: every rank must make the same calls."""
+    fitting = int(BUDGET_SECONDS / seconds_a_round)
+    rounds = torch.tensor(max(LEAST_ROUNDS, min(most, fitting)))
+    dist.broadcast(rounds, src=0)
+    return int(rounds)
+
+
+def _run_rounds(
+    ring: rr.Ring, source: Tensor, sides: Sequence[Callable[[Tensor], object]], rounds: int
+) -> npt.NDArray[np.float64]:
+    """Seconds a call by (side, round, 0) on this rank."""
     # A burst of sums in place grows the values by n each time: 8 calls on 16 ranks stay far from overflow.
     burst = 8 if source.numel() <= 1 << 17 else 4
-    sides = (left, right)
-    seconds = np.zeros((2, rounds, 1))
+    seconds = np.zeros((len(sides), rounds, 1))
     x, token = torch.empty_like(source), torch.zeros(1)
     # The collector would run in the timed part of whichever side allocates more.
     gc.collect()
     gc.disable()
     try:
-        for turn in range(-WARM_UP_ROUNDS, rounds):
+        for turn in range(rounds):
             for index in (0, 1) if turn % 2 else (1, 0):
+                # One call that is not timed: it pays for what the other side left in the caches and the scheduler.
+                sides[index](x.copy_(source))
                 x.copy_(source)
                 ring.all_reduce(token)  # aligns the ranks
                 start = time.perf_counter()
                 for _ in range(burst):
                     sides[index](x)
-                seconds[index, max(turn, 0)] = (time.perf_counter() - start) / burst
+                seconds[index, turn] = (time.perf_counter() - start) / burst
     finally:
         gc.enable()
-    slowest = torch.from_numpy(seconds)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    left_us, right_us = 1e6 * seconds
-    tensor_bytes = source.numel() * source.element_size()
-    return Duel(
-        tensor_bytes,
-        float(np.median(left_us)),
-        float(np.median(right_us)),
-        ratio_of_medians(right_us, left_us),
-    )
+    return seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -112,7 +113,9 @@ class _GradientChecker:
 
 def _relative_difference(gradient: Tensor, reference: Tensor) -> float:
     one, other = gradient.detach().double().reshape(-1), reference.double()
-    return float((one - other).norm() / other.norm())
+    difference = float((one - other).norm() / other.norm())
+    # The maxima that follow would drop a NaN.
+    return math.inf if math.isnan(difference) else difference
 
 
 def local_gradient(context: RankContext, model: nn.Module) -> Tensor:
