@@ -170,7 +170,7 @@ static void combine_scaled(const Combine& c) {
   if (scaled) return combine_loop<T, kTwo, true, false>(c);
   if (divide) return combine_loop<T, kTwo, false, true>(c);
   if constexpr (kTwo) return combine_loop<T, kTwo, false, false>(c);
-  std::memcpy(c.out, c.x, c.elements * sizeof(T));
+  if (c.out != c.x) std::memcpy(c.out, c.x, c.elements * sizeof(T));
 }
 
 template <class T>
@@ -182,7 +182,7 @@ static void combine_float(const Combine& c) {
 template <class T>
 static void combine_integer(const Combine& c) {
   if (c.y != nullptr) return combine_loop<T, true, false, false>(c);
-  std::memcpy(c.out, c.x, c.elements * sizeof(T));
+  if (c.out != c.x) std::memcpy(c.out, c.x, c.elements * sizeof(T));
 }
 
 #if defined(__x86_64__)

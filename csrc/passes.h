@@ -6,7 +6,7 @@
 namespace ring_reduce {
 
 // out = (x * x_scale + y * y_scale) / divisor, element by element; y may be null. Computed in float64 for float64, in the
-// integer itself for integers (no scales, no divisor), else in float32; rounded once. `out` overlaps neither x nor y.
+// integer itself for integers (no scales, no divisor), else in float32; rounded once. `out` may be x or y; else it overlaps neither.
 struct Combine {
   std::byte* out;
   const std::byte* x;

@@ -7,8 +7,8 @@ namespace ring_reduce {
 
 namespace {
 
-// The finish writes the slot and the output piece by piece, so that the second reads the first from the L1 cache.
-constexpr std::size_t kPieceBytes = 8192;
+// What goes to two places goes piece by piece, so that the second copy reads the L1 cache.
+constexpr std::size_t kPieceBytes = 16384;
 
 // ceil(log2 x), exactly; 0 for 0.
 int exponent_above(double x) {
@@ -98,8 +98,11 @@ void LanePort::finish(const Span& span, int k, const Slots& slots) {
     Combine part = rest;
     part.elements = std::min<std::size_t>(rest.elements, kPieceBytes / element_bytes_);
     const std::size_t bytes = part.elements * element_bytes_;
-    combine_into(sent != nullptr ? sent : piece, part);
-    write_output(out, sent != nullptr ? sent : piece, bytes);
+    // Not straight into the slot: its lines are in the right neighbour's cache, and loads would wait behind the stores.
+    std::byte* result = call_.stream ? piece : out;
+    combine_into(result, part);
+    if (sent != nullptr) std::memcpy(sent, result, bytes);
+    if (call_.stream) passes_.stream_copy(out, piece, bytes);
     if (rest.x != nullptr) rest.x += bytes;
     if (rest.y != nullptr) rest.y += bytes;
     if (sent != nullptr) sent += bytes;
