@@ -1,0 +1,181 @@
+"""Faults planted in a copy of csrc/, as proof that the checks of the protocol can fail.
+
+Each is a change of text, so that the core itself has no switch for them. Who catches which (as seen):
+
+MATRIX
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from programs import CSRC
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """What is changed, and what each check that catches it says."""
+
+    file: str
+    changes: tuple[tuple[str, str], ...]  # text that stands there exactly once, and what replaces it
+    schedule: str | None = None  # schedule_exhaustive.cpp
+    relacy: str | None = None  # relacy_ring.cpp
+    thread: str | None = None  # ring_threads.cpp under ThreadSanitizer
+    address: str | None = None  # ring_threads.cpp under AddressSanitizer and UndefinedBehaviorSanitizer
+
+
+_EXCHANGE = "counter.value.exchange(value, std::memory_order_seq_cst)"
+_SLEEPERS = "counter.sleepers.load(std::memory_order_seq_cst)"
+_MOVE = "        port.move(segment, k, receives, sends);\n"
+_TAKE = "        if (receives) port.take();\n"
+_POST = "        if (sends) port.post();\n"
+_RACE = "data race"
+
+MUTANTS = {
+    # Data may be read before it is written, or a slot overwritten while it is read.
+    "relaxed publish": Mutant(
+        "flag.h",
+        ((_EXCHANGE, "counter.value.exchange(value, std::memory_order_relaxed)"),),
+        relacy="DATA RACE",
+        thread=_RACE,
+    ),
+    "relaxed observe": Mutant(
+        "flag.h",
+        (("value.load(std::memory_order_acquire)", "value.load(std::memory_order_relaxed)"),),
+        relacy="DATA RACE",
+        thread=_RACE,
+    ),
+    "relaxed post": Mutant(
+        "ring.cpp",
+        (
+            (
+                "publish(group_.region(group_.right()).posted(lane_), ++state_.sent)",
+                "group_.region(group_.right()).posted(lane_).value.store(++state_.sent, std::memory_order_relaxed)",
+            ),
+        ),
+        thread=_RACE,
+    ),
+    "relaxed take": Mutant(
+        "ring.cpp",
+        (
+            (
+                "publish(group_.region(group_.left()).taken(lane_), ++state_.received)",
+                "group_.region(group_.left()).taken(lane_).value.store(++state_.received, std::memory_order_relaxed)",
+            ),
+        ),
+        thread=_RACE,
+    ),
+    "relaxed failure": Mutant(
+        "group.cpp",
+        (
+            (
+                "failed_by.store(cause, std::memory_order_release)",
+                "failed_by.store(cause, std::memory_order_relaxed)",
+            ),
+        ),
+        thread=_RACE,
+    ),
+    # The order of waits, moves and publishes.
+    "no credits": Mutant(
+        "ring_schedule.h",
+        (("        if (sends) port.wait_taken();\n", ""),),
+        schedule="overwrote a slot that was not read",
+        relacy="DATA RACE",
+        thread=_RACE,
+    ),
+    "one credit too many": Mutant(
+        "ring.cpp", (("state_.sent + 1 - depth", "state_.sent - depth"),), thread=_RACE
+    ),
+    "no wait for data": Mutant(
+        "ring_schedule.h",
+        (("        if (receives) port.wait_posted();\n", ""),),
+        schedule="read a slot that was not posted",
+        relacy="UNINITIALIZED",
+        thread=_RACE,
+    ),
+    "taken before it is read": Mutant(
+        "ring_schedule.h",
+        ((_MOVE + _TAKE, _TAKE + _MOVE),),
+        schedule="",
+        relacy="",
+        thread=_RACE,
+    ),
+    "posted before it is written": Mutant(
+        "ring_schedule.h",
+        ((_MOVE, ""), (_POST, _POST + _MOVE)),
+        schedule="",
+        relacy="",
+        thread=_RACE,
+    ),
+    "the window as deep as the link": Mutant(
+        "ring_schedule.h",
+        (("start += window", "start += window + 1"), ("start + window < segments ? start + window", "start + window + 1 < segments ? start + window + 1")),
+        schedule="deadlock",
+        relacy="DEADLOCK",
+    ),
+    "whole tensor step by step": Mutant(
+        "ring_schedule.h",
+        (("start += window", "start += segments"), ("start + window < segments ? start + window : segments", "segments")),
+        schedule="deadlock",
+        relacy="DEADLOCK",
+    ),
+    "a move too few": Mutant(
+        "ring_schedule.h", (("{0, 2 * world - 2}", "{0, 2 * world - 3}"),), schedule="has a finished chunk too many or too few"
+    ),
+    "another chunk": Mutant(
+        "ring_schedule.h", (("rank + 2 * world - 1 - move", "rank + 2 * world - move"),), schedule="has a finished chunk too many or too few"
+    ),
+    # A wake-up is lost, and with it, but for the time limit of the sleep, the ring.
+    "sleeps without a second look": Mutant(
+        "flag.h", (("if (seen < target) Platform", "Platform"),), relacy="DEADLOCK"
+    ),
+    "wakes nobody": Mutant("flag.h", ((f"if ({_SLEEPERS} != 0)", "if (false)"),), relacy="DEADLOCK"),
+    "release for the exchange": Mutant(
+        "flag.h",
+        ((_EXCHANGE, "counter.value.store(value, std::memory_order_release)"),),
+        relacy="DEADLOCK",
+    ),
+    "looks for sleepers too early": Mutant(
+        "flag.h",
+        (
+            (f"  {_EXCHANGE};\n", f"  const bool asleep = {_SLEEPERS} != 0;\n  {_EXCHANGE};\n"),
+            (f"if ({_SLEEPERS} != 0)", "if (asleep)"),
+        ),
+        relacy="DEADLOCK",
+    ),
+    # Memory.
+    "a segment past the end of its chunk": Mutant(
+        "ring.cpp",
+        (("std::min(call_.segment_elements, whole.elements - begin)", "call_.segment_elements"),),
+        address="heap-buffer-overflow",
+    ),
+    "a region one lane too small": Mutant(
+        "region.h",
+        (("return lane_offset(lanes);", "return lane_offset(lanes - 1);"),),
+        address="heap-buffer-overflow",
+    ),
+    "lanes off their lines": Mutant(
+        "region.h", (("kControlBytes = 4096", "kControlBytes = 4100"),), address="misaligned"
+    ),
+}
+
+
+def caught_by(check: str) -> list[str]:
+    """The mutants that a check (a field of Mutant) has to catch."""
+    return [name for name, mutant in MUTANTS.items() if getattr(mutant, check) is not None]
+
+
+def plant(name: str, directory: Path) -> Path:
+    """A copy of csrc/ with one fault, in ``directory``. Fails where a text is not there exactly once."""
+    mutant = MUTANTS[name]
+    copy = directory / "csrc"
+    shutil.copytree(CSRC, copy)
+    path = copy / mutant.file
+    text = path.read_text()
+    for old, new in mutant.changes:
+        assert text.count(old) == 1, f"{mutant.file} holds {text.count(old)} times: {old}"
+        text = text.replace(old, new)
+    path.write_text(text)
+    return copy
