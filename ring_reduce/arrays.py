@@ -150,10 +150,12 @@ class _Torch:
             )
 
     def is_contiguous(self, x: Any) -> bool:
-        return bool(x.is_contiguous())
+        return (
+            bool(x.is_contiguous()) and not x.is_neg()
+        )  # the memory of a lazily negated one holds the other sign
 
     def contiguous(self, x: Any) -> Any:
-        return x if x.is_contiguous() else x.detach().contiguous()
+        return x if self.is_contiguous(x) else x.detach().resolve_neg().contiguous()
 
     def empty(self, shape: Sequence[int], like: Any) -> Any:
         import torch

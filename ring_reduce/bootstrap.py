@@ -10,6 +10,7 @@ and three exchanges follow, each through rank 0, so that a failure of one rank i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -17,6 +18,7 @@ import socket
 import struct
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,7 +54,8 @@ class Member:
 class Channel:
     """One end of a connection: JSON messages with file descriptors, each with a deadline."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, address: str) -> None:
+        self.address = address
         self._socket = connection
         connection.setblocking(False)
 
@@ -65,12 +68,19 @@ class Channel:
         while not select.select([self._socket], [], [], max(0.0, min(0.2, deadline - time.monotonic())))[0]:
             if time.monotonic() > deadline:
                 raise TimeoutError
-        data, descriptors, _, _ = socket.recv_fds(self._socket, _MESSAGE_BYTES, 8)
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._socket, _MESSAGE_BYTES, 8)
+        except ConnectionResetError:  # reported once; what was sent before the end is still to be read
+            data, descriptors, _, _ = socket.recv_fds(self._socket, _MESSAGE_BYTES, 8)
         if not data:
-            raise ConnectionError("the other end closed the connection")
-        message = json.loads(data)
-        if not isinstance(message, dict):
-            raise ConnectionError("the other end sent no JSON object")
+            raise ConnectionError("it closed the connection")
+        try:
+            message = json.loads(data)
+            message.keys()
+        except (ValueError, AttributeError):
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise ConnectionError("it sent no JSON object") from None
         return message, descriptors
 
     def peer_uid(self) -> int:
@@ -116,13 +126,11 @@ class Hub:
         """The hello of every other rank, by rank."""
         self._listener.bind("\0" + self._address)
         self._listener.listen(max(16, self._member.world))
-        self._store.set(
-            address_key(self._member), json.dumps({"address": self._address, "boot_id": boot_id()}).encode()
-        )
+        self._publish({})
         hellos: dict[int, dict[str, Any]] = {}
         while len(hellos) < self._member.world - 1:
             if select.select([self._listener], [], [], 0.2)[0]:
-                self._admit(Channel(self._listener.accept()[0]), hellos)
+                self._admit(Channel(self._listener.accept()[0], self._address), hellos)
             elif time.monotonic() > self._deadline:
                 missing = [rank for rank in range(1, self._member.world) if rank not in hellos]
                 raise RingTimeout(
@@ -166,9 +174,8 @@ class Hub:
         if self._store.check([key]):
             raise RingError(bytes(self._store.get(key)).decode())
 
-    def gather(self) -> dict[int, tuple[dict[str, Any], list[int]]]:
-        """One message of every other rank; an error of one is raised here."""
-        messages = {}
+    def gather(self) -> Iterator[tuple[int, dict[str, Any], list[int]]]:
+        """One message of every other rank as (rank, message, descriptors); an error of one is raised here."""
         for rank, channel in self._channels.items():
             try:
                 message, descriptors = channel.receive(self._deadline)
@@ -177,23 +184,34 @@ class Hub:
                     f"{self._member.who}: no answer from rank {rank} in {self._timeout:.1f} s; is it alive?"
                 ) from None
             except OSError as error:
-                raise RingError(
-                    f"{self._member.who}: rank {rank} ended while the ring was made ({error})"
-                ) from None
+                raise self._ended(rank, error) from None
             raise_refusal(message)
-            messages[rank] = (message, descriptors)
-        return messages
+            yield rank, message, descriptors
 
     def tell_all(self, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
-        """Sends one message to every other rank."""
+        """Sends one message to every other rank. A rank that is gone is an error, its own if it left one."""
         for rank, channel in self._channels.items():
             try:
                 channel.send(message, descriptors)
             except OSError as error:
-                if "error" not in message:
-                    raise RingError(
-                        f"{self._member.who}: rank {rank} ended while the ring was made ({error})"
-                    ) from None
+                with contextlib.suppress(OSError, TimeoutError):
+                    raise_refusal(channel.receive(time.monotonic())[0])
+                raise self._ended(rank, error) from None
+
+    def refuse(self, refusal: dict[str, Any]) -> None:
+        """Tells everybody why there is no ring: over the connections, and in the Store for who has none yet."""
+        with contextlib.suppress(Exception):  # the Store may be what failed
+            self._publish({**refusal, "at": time.time()})
+        for channel in self._channels.values():
+            with contextlib.suppress(OSError):
+                channel.send(refusal)
+
+    def _publish(self, more: dict[str, Any]) -> None:
+        record = {"address": self._address, "boot_id": boot_id(), **more}
+        self._store.set(address_key(self._member), json.dumps(record).encode())
+
+    def _ended(self, rank: int, error: OSError) -> RingError:
+        return RingError(f"{self._member.who}: rank {rank} ended while the ring was made ({error})")
 
     def close(self) -> None:
         """Closes the socket and all connections."""
@@ -202,22 +220,30 @@ class Hub:
             channel.close()
 
 
+# Addresses of rings that this process saw fail: their refusals are no news when it tries again.
+_heard: set[str] = set()
+
+
 def connect(member: Member, store: Store, timeout: float) -> Channel:
     """The connection of a rank other than 0 to rank 0."""
-    deadline = time.monotonic() + timeout + GRACE_S
-    key = address_key(member)
+    start, deadline = time.time(), time.monotonic() + timeout + GRACE_S
     reason = "it did not publish its address"
     while time.monotonic() < deadline:
-        if store.check([key]):
-            hub = json.loads(bytes(store.get(key)).decode())
-            if hub["boot_id"] != boot_id():
-                text = (
-                    f"{member.who} is on another host than rank 0; shared memory needs all ranks on one host"
-                )
-                store.set(refusal_key(member, hub["address"]), text.encode())
-                raise RingError(text)
-            # An address of an earlier ring of this name is refused: rank 0 will write the new one.
-            channel = _try_connect(hub["address"])
+        record = read_record(member, store)
+        if record is not None and record["boot_id"] != boot_id():
+            text = f"{member.who} is on another host than rank 0; shared memory needs all ranks on one host"
+            store.set(refusal_key(member, record["address"]), text.encode())
+            raise RingError(text)
+        if record is not None and "error" in record:
+            # A recent refusal is of the ring that this rank came for; an old one is of an earlier try, and rank 0 will
+            # write a new address.
+            if record["at"] > start - GRACE_S and record["address"] not in _heard:
+                _heard.add(record["address"])
+                raise_refusal(record)
+            reason = f"it gave up an earlier try: {record['error']}"
+        elif record is not None:
+            # An address of an earlier ring of this name refuses: rank 0 will write a new one.
+            channel = _try_connect(record["address"])
             if channel is not None and channel.peer_uid() == os.geteuid():
                 return channel
             reason = (
@@ -229,6 +255,35 @@ def connect(member: Member, store: Store, timeout: float) -> Channel:
     )
 
 
+def hear(member: Member, store: Store, hub: Channel, timeout: float) -> tuple[dict[str, Any], list[int]]:
+    """The next message of rank 0; raises its refusal."""
+    try:
+        message, descriptors = hub.receive(time.monotonic() + timeout + GRACE_S)
+    except TimeoutError:
+        raise RingTimeout(
+            f"{member.who}: no answer from rank 0 in {timeout:.1f} s while the ring was made; is it alive?"
+        ) from None
+    except OSError as error:
+        _heard.add(hub.address)
+        record = read_record(member, store)
+        if record is not None and record["address"] == hub.address:
+            raise_refusal(record)
+        raise RingError(f"{member.who}: rank 0 ended while the ring was made ({error})") from None
+    if "error" in message:
+        _heard.add(hub.address)
+    raise_refusal(message)
+    return message, descriptors
+
+
+def read_record(member: Member, store: Store) -> dict[str, Any] | None:
+    """What rank 0 published last: its address, and its refusal if it gave up."""
+    key = address_key(member)
+    if not store.check([key]):
+        return None
+    record: dict[str, Any] = json.loads(bytes(store.get(key)).decode())
+    return record
+
+
 def _try_connect(address: str) -> Channel | None:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -236,7 +291,7 @@ def _try_connect(address: str) -> Channel | None:
     except OSError:
         connection.close()
         return None
-    return Channel(connection)
+    return Channel(connection, address)
 
 
 def address_key(member: Member) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,9 +146,18 @@ def check_count(count: Any, normalization: Normalization) -> float:
         raise CountError(f"count is {count!r}; it has to be one number ({error})") from None
     if isinstance(count, bool) or not (math.isfinite(value) and value >= 0):
         raise CountError(f"count is {count!r}; it has to be a finite number, 0 or more")
-    if isinstance(count, int) and int(value) != count:
+    if value >= 2**53 and _is_integer(count) and operator.index(count) != int(value):
         raise CountError(f"count is {count}, which float64 does not hold exactly; counts go up to 2**53")
     return value
+
+
+def _is_integer(number: Any) -> bool:
+    """Whether it is an int, a NumPy integer or an integer tensor."""
+    try:
+        operator.index(number)
+    except TypeError:
+        return False
+    return True
 
 
 def _check_normalization(normalization: Normalization, type_name: str, count: Any) -> float:

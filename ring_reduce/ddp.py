@@ -64,8 +64,8 @@ class RingHookState:
 
     @property
     def last(self) -> Reduction | None:
-        """What the last reduced backward divided by; None before the first, and while one is being reduced."""
-        if not self._works or not all(work.done() for work in self._works):
+        """What the last reduced backward divided by; None before the first, while one is reduced, and if it failed."""
+        if not self._works or any(not work.done() or work.exception() for work in self._works):
             return None
         total = self._works[-1].total_count
         kind = self.normalization.kind

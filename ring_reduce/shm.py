@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import time
 from dataclasses import dataclass
 from typing import Any
 
 from . import _core
-from .bootstrap import GRACE_S, Channel, Hub, Member, Store, connect, raise_refusal
+from .bootstrap import Channel, Hub, Member, Store, connect, hear
 from .errors import RingError, RingMismatch, RingTimeout
 from .machine import cpu_quota, memory_left, usable_cores
 
@@ -67,7 +66,7 @@ def open_ring(
     member: Member, store: Store | None, timeout: float, lanes: int | None, tuning: Tuning
 ) -> ShmRing:
     """Makes the ring together with all other ranks; an error of one is an error on all."""
-    bootstrap = _Bootstrap(member, timeout, tuning)
+    bootstrap = _Bootstrap(member, store, timeout, tuning)
     wanted = {
         "rank": member.rank,
         "world": member.world,
@@ -92,8 +91,9 @@ def open_ring(
 class _Bootstrap:
     """One rank's part in making the ring. Owns all descriptors until the ring has them."""
 
-    def __init__(self, member: Member, timeout: float, tuning: Tuning) -> None:
+    def __init__(self, member: Member, store: Store | None, timeout: float, tuning: Tuning) -> None:
         self._member = member
+        self._store = store
         self._timeout = timeout
         self._tuning = tuning
         self._memory: dict[int, int] = {}  # by rank
@@ -105,40 +105,46 @@ class _Bootstrap:
         return self._map(agreed)
 
     def as_hub(self, hub: Hub, wanted: dict[str, Any]) -> ShmRing:
+        ring = None
         try:
             agreed = _agree(wanted, hub.gather_hellos())
             hub.tell_all({"agreed": agreed})
             self._make_memory(agreed)
-            for rank, (message, descriptors) in hub.gather().items():
+            for rank, message, descriptors in hub.gather():
                 self._take(rank, message, descriptors)
             for rank in range(self._member.world):
                 hub.tell_all(*self._handed_on(rank))
             ring = self._map(agreed)
-            hub.gather()
+            for _ in hub.gather():  # all are ready
+                pass
             hub.tell_all({"go": True})
             return ring
         except BaseException as error:
-            hub.tell_all(_refusal(self._member, error))
+            hub.refuse(_refusal(self._member, error))
+            if ring is not None:
+                ring.close()
             raise
         finally:
             hub.close()
 
     def as_member(self, hub: Channel, wanted: dict[str, Any]) -> ShmRing:
-        rank = self._member.rank
+        rank, ring = self._member.rank, None
         try:
-            hub.send(wanted)
+            self._tell(hub, wanted)
             agreed = self._hear(hub)[0]["agreed"]
             self._make_memory(agreed)
-            hub.send(*self._handed_on(rank))
+            self._tell(hub, *self._handed_on(rank))
             for other in range(self._member.world):
                 self._take(other, *self._hear(hub))
             ring = self._map(agreed)
-            hub.send({"ready": True})
+            self._tell(hub, {"ready": True})
             self._hear(hub)
             return ring
         except BaseException as error:
             with contextlib.suppress(OSError):
                 hub.send(_refusal(self._member, error))
+            if ring is not None:
+                ring.close()
             raise
         finally:
             hub.close()
@@ -146,18 +152,15 @@ class _Bootstrap:
     def close_descriptors(self) -> None:
         _close_all([*self._memory.values(), *self._process.values()])
 
-    def _hear(self, hub: Channel) -> tuple[dict[str, Any], list[int]]:
+    def _tell(self, hub: Channel, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
         try:
-            message, descriptors = hub.receive(time.monotonic() + self._timeout + GRACE_S)
-        except TimeoutError:
-            raise RingTimeout(
-                f"{self._member.who}: no answer from rank 0 in {self._timeout:.1f} s while the ring was made; "
-                f"is it alive?"
-            ) from None
-        except OSError as error:
-            raise RingError(f"{self._member.who}: rank 0 ended while the ring was made ({error})") from None
-        raise_refusal(message)
-        return message, descriptors
+            hub.send(message, descriptors)
+        except OSError:  # it is gone, but may have said why
+            self._hear(hub)
+
+    def _hear(self, hub: Channel) -> tuple[dict[str, Any], list[int]]:
+        assert self._store is not None
+        return hear(self._member, self._store, hub, self._timeout)
 
     def _make_memory(self, agreed: dict[str, Any]) -> None:
         rank, size, left = self._member.rank, _region_bytes(agreed), memory_left()

@@ -37,6 +37,10 @@ class Work:
         """Whether the call has ended, well or not."""
         return self._future.done()
 
+    def exception(self) -> BaseException | None:
+        """What the call raised; None if it succeeded or is not done."""
+        return self._future.exception() if self._future.done() else None
+
     def get_future(self) -> torch.futures.Future[Any]:
         """The same as a torch future, as DDP's hooks return it. Its value is the result.
 

@@ -1,82 +1,70 @@
-"""The core under ThreadSanitizer, AddressSanitizer and UndefinedBehaviorSanitizer, with threads for ranks."""
+"""The real CPU ring with threads for ranks and lanes, under ThreadSanitizer, AddressSanitizer and UBSan."""
 
 from __future__ import annotations
 
 import os
-import platform
-import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from mutants import CSRC, MUTANTS, plant
+from mutants import MUTANTS, caught_by, plant
+from programs import CSRC, NATIVE, compile_objects, link, run
 from tools import require_tool
 
-PROGRAM = Path(__file__).resolve().parent / "native" / "ring_threads.cpp"
-SANITIZERS = {
-    "thread": "-fsanitize=thread",
-    "address": "-fsanitize=address,undefined -fno-sanitize-recover=all",
-}
-REPORTED = 66  # the exit status that ThreadSanitizer is told to use
-
-# What TSan can see: missing orders. A lost wake-up is a delay to it, see test_model_checking.py.
-RACES = [
-    "relaxed publish",
-    "relaxed observe",
-    "no credits",
-    "no wait for data",
-    "posted before it is written",
-]
+THREAD = ("-O1", "-fsanitize=thread")
+ADDRESS = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+ENVIRONMENT = {"TSAN_OPTIONS": "halt_on_error=1"}
 
 
-def build(csrc: Path, directory: Path, sanitizer: str) -> Path:
-    """ring_threads.cpp and the core of ``csrc``, each file compiled apart, two at a time."""
-    options = ["-std=c++20", "-g", "-O1", "-ffp-contract=off", f"-I{csrc}", *SANITIZERS[sanitizer].split()]
-    sources = [PROGRAM, *(path for path in sorted(csrc.glob("*.cpp")) if not path.name.startswith("bind_"))]
-    objects = [directory / f"{source.stem}.o" for source in sources]
-
-    def compile_one(source: Path, output: Path) -> None:
-        command = ["g++", *options, "-c", str(source), "-o", str(output)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(compile_one, sources, objects))
-    program = directory / "ring_threads"
-    subprocess.run(["g++", *options, *map(str, objects), "-pthread", "-o", str(program)], check=True)
-    return program
-
-
-def run(program: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    # Without address randomisation: TSan's shadow memory does not fit some kernels' layouts.
+def without_layout(program: Path) -> list[str]:
+    """The command that runs it without address randomization, which g++ 12's ThreadSanitizer does not bear."""
     setarch = require_tool("setarch", "apt-get install util-linux")
-    command = [setarch, platform.machine(), "-R", str(program)]
-    environment = {"TSAN_OPTIONS": f"halt_on_error=1:exitcode={REPORTED}", **environment}
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=250, env={**os.environ, **environment}
-    )
+    return [setarch, os.uname().machine, "-R", str(program)]
+
+
+def compile_passes(directory: Path, *options: str) -> list[Path]:
+    """The passes, which no mutant changes."""
+    return compile_objects(sorted(CSRC.glob("passes*.cpp")), CSRC, directory, *options)
+
+
+def ring_threads(csrc: Path, directory: Path, passes: list[Path], *options: str) -> Path:
+    names = ("call", "cpu_ring", "group", "ring", "wait")
+    sources = [*(csrc / f"{name}.cpp" for name in names), NATIVE / "ring_threads.cpp"]
+    objects = compile_objects(sources, csrc, directory, *options)
+    return link([*objects, *passes], directory / "ring_threads", *options)
 
 
 @pytest.fixture(scope="module")
-def asan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(CSRC, tmp_path_factory.mktemp("asan"), "address")
+def thread_passes(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return compile_passes(tmp_path_factory.mktemp("thread"), *THREAD)
 
 
-def test_threads(tmp_path: Path) -> None:
-    done = run(build(CSRC, tmp_path, "thread"))
-    assert (done.returncode, done.stdout) == (0, "0 wrong\n"), done.stdout + done.stderr[:5000]
+@pytest.fixture(scope="module")
+def address_passes(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return compile_passes(tmp_path_factory.mktemp("address"), *ADDRESS)
 
 
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
-def test_addresses_and_undefined_behaviour(asan: Path, isa: str) -> None:
-    done = run(asan, RING_REDUCE_ISA=isa)
-    assert (done.returncode, done.stdout) == (0, "0 wrong\n"), done.stdout + done.stderr[:5000]
+def test_no_data_race(tmp_path: Path, thread_passes: list[Path]) -> None:
+    program = ring_threads(CSRC, tmp_path, thread_passes, *THREAD, "-Wall", "-Wextra", "-Werror")
+    assert run(without_layout(program), ENVIRONMENT) == (0, "0 wrong\n")
 
 
-@pytest.mark.parametrize("name", RACES)
-def test_races_are_seen(tmp_path: Path, name: str) -> None:
-    assert name in MUTANTS
-    done = run(build(plant(name, tmp_path), tmp_path, "thread"))
-    assert done.returncode == REPORTED, done.stdout + done.stderr[:5000]
-    assert "WARNING: ThreadSanitizer: data race" in done.stderr
+@pytest.mark.parametrize("name", caught_by("thread"))
+def test_thread_sanitizer_catches(tmp_path: Path, thread_passes: list[Path], name: str) -> None:
+    program = ring_threads(plant(name, tmp_path), tmp_path, thread_passes, *THREAD)
+    status, text = run(without_layout(program), ENVIRONMENT)
+    assert status != 0, text
+    assert str(MUTANTS[name].thread) in text
+
+
+def test_memory_and_undefined_behaviour(tmp_path: Path, address_passes: list[Path]) -> None:
+    program = ring_threads(CSRC, tmp_path, address_passes, *ADDRESS)
+    assert run(without_layout(program)) == (0, "0 wrong\n")
+
+
+@pytest.mark.parametrize("name", caught_by("address"))
+def test_address_sanitizer_catches(tmp_path: Path, address_passes: list[Path], name: str) -> None:
+    program = ring_threads(plant(name, tmp_path), tmp_path, address_passes, *ADDRESS)
+    status, text = run(without_layout(program))
+    assert status != 0, text
+    assert str(MUTANTS[name].address) in text

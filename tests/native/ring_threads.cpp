@@ -43,7 +43,11 @@ class World {
         RingSettings settings = settings_;
         settings.rank = rank;
         CpuRing ring(settings, regions, std::vector<int>(regions.size(), -1));
-        function(ring, rank);
+        try {
+          function(ring, rank);
+        } catch (const RingFailure& failure) {
+          expect(false, failure.what());
+        }
       });
     }
     for (std::thread& rank : ranks) rank.join();
