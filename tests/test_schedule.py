@@ -1,4 +1,4 @@
-"""The order of waits, moves and publishes: every world up to 16 against a model of the ranks' memory."""
+"""The order of waits, moves and publishes without threads or time, and the partition that the moves work on."""
 
 from __future__ import annotations
 
@@ -24,3 +24,16 @@ def test_schedule_catches(tmp_path: Path, name: str) -> None:
     status, text = run([str(program)])
     assert status == 1, text
     assert str(MUTANTS[name].schedule) in text
+
+
+def test_partition(tmp_path: Path) -> None:
+    program = build("partition_check", CSRC, tmp_path, "-O1", "-Wall", "-Wextra", "-Werror")
+    assert run([str(program)]) == (0, "0 wrong\n")
+
+
+@pytest.mark.parametrize("name", caught_by("partition"))
+def test_partition_catches(tmp_path: Path, name: str) -> None:
+    program = build("partition_check", plant(name, tmp_path), tmp_path, "-O1")
+    status, text = run([str(program)])
+    assert status == 1, text
+    assert str(MUTANTS[name].partition) in text

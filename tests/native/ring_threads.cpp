@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <string>
@@ -25,91 +26,143 @@ struct AlignedDelete {
 // A world of ranks in this process.
 class World {
  public:
-  explicit World(RingSettings settings) : settings_(settings) {
+  explicit World(const RingSettings& settings) : settings_(settings) {
     const std::size_t bytes = settings.shape.bytes();
     for (int rank = 0; rank < settings.world; ++rank) {
       memory_.emplace_back(new (std::align_val_t{4096}) std::byte[bytes]);
       std::memset(memory_.back().get(), 0, bytes);
+      regions_.push_back(memory_.back().get());
     }
   }
 
-  // Runs function(ring, rank) on a thread for each rank.
-  void run(const std::function<void(CpuRing&, int)>& function) {
-    std::vector<std::byte*> regions;
-    for (const auto& memory : memory_) regions.push_back(memory.get());
+  const std::vector<std::byte*>& regions() const { return regions_; }
+  std::vector<int> process_fds() const { return std::vector<int>(regions_.size(), -1); }
+
+  // Runs function(settings) on a thread for each rank.
+  void run_ranks(const std::function<void(const RingSettings&)>& function) const {
     std::vector<std::thread> ranks;
     for (int rank = 0; rank < settings_.world; ++rank) {
-      ranks.emplace_back([this, &function, regions, rank] {
+      ranks.emplace_back([this, &function, rank] {
         RingSettings settings = settings_;
         settings.rank = rank;
-        CpuRing ring(settings, regions, std::vector<int>(regions.size(), -1));
         try {
-          function(ring, rank);
-        } catch (const RingFailure& failure) {
-          expect(false, failure.what());
+          function(settings);
+        } catch (const std::exception& error) {
+          // Ends it all: the other threads may wait for this one.
+          std::printf("wrong: rank %d threw: %s\n", rank, error.what());
+          std::fflush(stdout);
+          std::_Exit(1);
         }
       });
     }
     for (std::thread& rank : ranks) rank.join();
   }
 
+  // Runs function(ring, rank) on a thread for each rank.
+  void run(const std::function<void(CpuRing&, int)>& function) const {
+    run_ranks([&](const RingSettings& settings) {
+      CpuRing ring(settings, regions_, process_fds());
+      function(ring, settings.rank);
+    });
+  }
+
  private:
   RingSettings settings_;
   std::vector<std::unique_ptr<std::byte[], AlignedDelete>> memory_;
+  std::vector<std::byte*> regions_;
 };
-
-// Small integers, which every type holds exactly: an element of a rank's input.
-int element(int rank, std::uint64_t i, int call) { return static_cast<int>((i + 3 * rank + call) % 5); }
-
-// As the type stores a small integer; the 16-bit floats as bits.
-template <class T>
-T stored(ElementType type, int value) {
-  if (type == ElementType::bfloat16) {
-    return static_cast<T>(std::bit_cast<std::uint32_t>(static_cast<float>(value)) >> 16);
-  }
-  if (type == ElementType::float16) {
-    if (value == 0) return T{0};
-    const int exponent = std::ilogb(value);
-    return static_cast<T>(((exponent + 15) << 10) | ((value << (10 - exponent)) & 1023));
-  }
-  return static_cast<T>(value);
-}
 
 struct Job {
   ElementType type;
   Operation operation;
   Normalization normalization;
   std::uint64_t elements;  // of the whole tensor
-  bool in_place;
+  bool in_place = false;
+  double divisor = 1.0;  // of divide_by
 };
+
+double run(CpuRing& ring, const Job& job, double count, const void* input, void* output) {
+  return ring.run({job.operation, job.type, job.normalization, job.divisor, count, static_cast<const std::byte*>(input),
+                   static_cast<std::byte*>(output), job.elements},
+                  nullptr);
+}
+
+// Multiples of 12, so that all sums and quotients here are exact in every type, the scaled wire included: any divisor
+// is one of 1, 2, 3, 4, 6 and 8, and eight bits of mantissa hold multiples of 4 up to 1024.
+int element(int rank, std::uint64_t i, int call) { return 12 * static_cast<int>((i + 3 * rank + call) % 5); }
+
+// The totals of 1 to 4 ranks are 1, 3, 4, 6 and, where rank 0 counts nothing, 0, 2, 3, 4.
+double count_of(int rank, int call) {
+  constexpr std::array<std::array<double, 4>, 2> kCounts{{{1, 2, 1, 2}, {0, 2, 1, 1}}};
+  return kCounts[static_cast<std::size_t>(call % 2)][static_cast<std::size_t>(rank)];
+}
+
+double total_of(int world, int call) {
+  double total = 0;
+  for (int rank = 0; rank < world; ++rank) total += count_of(rank, call);
+  return total;
+}
+
+// Element `at` of the whole result.
+double expected(const Job& job, int world, std::uint64_t at, int call) {
+  if (job.operation == Operation::all_gather) {
+    return element(static_cast<int>(at / (job.elements / static_cast<std::uint64_t>(world))), at, call);
+  }
+  const bool counted = uses_count(job.normalization);
+  double sum = 0;
+  for (int rank = 0; rank < world; ++rank) {
+    const double count = counted ? count_of(rank, call) : 1.0;
+    if (count != 0) sum += element(rank, at, call) * (job.normalization == Normalization::weighted_mean ? count : 1.0);
+  }
+  const double total = total_of(world, call);
+  switch (job.normalization) {
+    case Normalization::sum: return sum;
+    case Normalization::mean: return sum / world;
+    case Normalization::divide_by: return sum / job.divisor;
+    case Normalization::divide_by_count:
+    case Normalization::weighted_mean: return total == 0 ? 0 : sum / total;
+  }
+  return sum;
+}
+
+// As the type stores a value that it holds exactly; the 16-bit floats as bits.
+template <class T>
+T stored(ElementType type, double value) {
+  if (type == ElementType::bfloat16) {
+    return static_cast<T>(std::bit_cast<std::uint32_t>(static_cast<float>(value)) >> 16);
+  }
+  if (type == ElementType::float16) {
+    if (value == 0) return T{0};
+    const int exponent = std::ilogb(value);
+    return static_cast<T>(((exponent + 15) << 10) | (static_cast<int>(std::ldexp(value, 10 - exponent)) & 1023));
+  }
+  return static_cast<T>(value);
+}
 
 template <class T>
 void check_job(CpuRing& ring, int rank, int world, const Job& job, int call) {
   const bool scatters = job.operation == Operation::reduce_scatter, gathers = job.operation == Operation::all_gather;
-  const std::uint64_t part = job.elements / static_cast<std::uint64_t>(world),
-                      own = part * static_cast<std::uint64_t>(rank);
-  std::vector<T> input(gathers ? part : job.elements), output(scatters ? part : job.elements, T(0x5a));
+  const std::uint64_t part = job.elements / static_cast<std::uint64_t>(world);
+  const std::uint64_t own = part * static_cast<std::uint64_t>(rank);
+  std::vector<T> input(gathers ? part : job.elements), output(scatters ? part : job.elements);
   for (std::uint64_t i = 0; i < input.size(); ++i) {
     input[i] = stored<T>(job.type, element(rank, gathers ? own + i : i, call));
   }
-  T* out = output.data();
-  if (job.in_place && job.operation == Operation::all_reduce) out = input.data();
-  const bool weighted = job.normalization == Normalization::weighted_mean;
-  const double total =
-      ring.run({job.operation, job.type, job.normalization, 1.0, weighted ? 2.0 : 1.0,
-                reinterpret_cast<const std::byte*>(input.data()), reinterpret_cast<std::byte*>(out), job.elements},
-               nullptr);
-  expect(total == (weighted ? 2.0 * world : 0.0), "total count");
-  for (std::uint64_t i = 0; i < output.size(); ++i) {
-    const std::uint64_t at = scatters ? own + i : i;
-    int sum = 0;
-    for (int from = 0; from < world; ++from) sum += element(from, at, call);
-    if (gathers) sum = element(static_cast<int>(at / part), at, call);
-    // A weighted mean with equal counts is exact here where the world is a power of two and divides the sum.
-    if (weighted) sum = sum % world == 0 ? sum / world : -1;
-    if (sum < 0 || out[i] == stored<T>(job.type, sum)) continue;
-    expect(false, std::string(element_name(job.type)) + " element " + std::to_string(i) + " of " +
-                      std::to_string(job.elements) + " on rank " + std::to_string(rank));
+  const std::vector<T> before = input;
+  if (!output.empty()) std::memset(output.data(), 0x5a, output.size() * sizeof(T));
+  std::vector<T>& result = job.in_place ? input : output;
+
+  const double total = run(ring, job, count_of(rank, call), input.data(), result.data());
+
+  const std::string where = std::string(element_name(job.type)) + ", operation " +
+                            std::to_string(static_cast<int>(job.operation)) + ", normalization " +
+                            std::to_string(static_cast<int>(job.normalization)) + ", " + std::to_string(job.elements) +
+                            " elements, rank " + std::to_string(rank) + " of " + std::to_string(world);
+  expect(total == (uses_count(job.normalization) ? total_of(world, call) : 0.0), "total count: " + where);
+  expect(job.in_place || input == before, "the input changed: " + where);
+  for (std::uint64_t i = 0; i < result.size(); ++i) {
+    if (result[i] == stored<T>(job.type, expected(job, world, scatters ? own + i : i, call))) continue;
+    return expect(false, "element " + std::to_string(i) + ": " + where);
   }
 }
 
@@ -124,37 +177,49 @@ void check_any(CpuRing& ring, int rank, int world, const Job& job, int call) {
   }
 }
 
-void check_results(const RingSettings& settings) {
-  const int world = settings.world;
-  World(settings).run([world](CpuRing& ring, int rank) {
-    int call = 0;
-    for (int type = 0; type < kElementTypes; ++type) {
-      const auto element_type = static_cast<ElementType>(type);
-      for (const std::uint64_t elements : {0, 1, world - 1, world, world + 1, 97, 1024 * world + 7}) {
+// All that a ring of `world` can be asked to do, in a row; the ranks meet nowhere else.
+std::vector<Job> all_jobs(int world) {
+  const auto n = static_cast<std::uint64_t>(world);
+  std::vector<Job> jobs;
+  for (int number = 0; number < kElementTypes; ++number) {
+    const auto type = static_cast<ElementType>(number);
+    for (const std::uint64_t elements : {std::uint64_t{0}, std::uint64_t{1}, n - 1, n, n + 1, 97 * n, 601 * n + 7}) {
+      for (int kind = 0; kind <= (is_integer(type) ? 0 : 4); ++kind) {
+        const auto normalization = static_cast<Normalization>(kind);
+        const double divisor = normalization == Normalization::divide_by ? 8.0 : 1.0;
         for (const bool in_place : {false, true}) {
-          check_any(ring, rank, world, {element_type, Operation::all_reduce, Normalization::sum, elements, in_place},
-                    ++call);
+          jobs.push_back({type, Operation::all_reduce, normalization, elements, in_place, divisor});
         }
-        if (!is_integer(element_type)) {
-          check_any(ring, rank, world,
-                    {element_type, Operation::all_reduce, Normalization::weighted_mean, elements, true}, ++call);
-        }
-        const std::uint64_t equal = elements * static_cast<std::uint64_t>(world);
-        check_any(ring, rank, world, {element_type, Operation::reduce_scatter, Normalization::sum, equal, false},
-                  ++call);
-        check_any(ring, rank, world, {element_type, Operation::all_gather, Normalization::sum, equal, false}, ++call);
+        const std::uint64_t equal = elements / n * n;
+        jobs.push_back({type, Operation::reduce_scatter, normalization, equal, false, divisor});
       }
+      jobs.push_back({type, Operation::all_gather, Normalization::sum, elements / n * n});
     }
+  }
+  return jobs;
+}
+
+void check_results(const RingSettings& settings) {
+  const std::vector<Job> jobs = all_jobs(settings.world);
+  World(settings).run([&](CpuRing& ring, int rank) {
+    int call = 0;
+    for (const Job& job : jobs) {
+      ++call;
+      check_any(ring, rank, settings.world, job, call + call / 3);  // in place or not, with either of the counts
+    }
+    expect(ring.stats().calls == jobs.size(), "calls counted");
   });
 }
 
-// Enough for two lanes (see kLaneBytes in cpu_ring.cpp), and a few elements that fill no pack.
-std::uint64_t elements_for_lanes(int world) { return static_cast<std::uint64_t>(world) * (512 * 1024 / 4) + 7; }
+// Enough for `lanes` lanes (see kLaneBytes in cpu_ring.cpp), and a few elements that fill no pack.
+std::uint64_t elements_for_lanes(int world, int lanes) {
+  return static_cast<std::uint64_t>(world) * static_cast<std::uint64_t>(lanes) * (256 * 1024 / sizeof(float)) + 7;
+}
 
 // Threads for lanes, called on and left out in turn, while another thread asks for the statistics.
 void check_lanes(const RingSettings& settings) {
   const int world = settings.world;
-  const std::uint64_t elements = elements_for_lanes(world);
+  const std::uint64_t elements = elements_for_lanes(world, settings.shape.lanes);
   World(settings).run([&](CpuRing& ring, int rank) {
     std::atomic<bool> ended = false;
     std::thread reader([&] {
@@ -164,8 +229,8 @@ void check_lanes(const RingSettings& settings) {
       }
     });
     for (int call = 1; call <= 4; ++call) {
-      const Job job{ElementType::float32, Operation::all_reduce, Normalization::sum, call == 3 ? 5 : elements,
-                    call % 2 == 0};
+      const Job job{ElementType::float32, Operation::all_reduce, Normalization::divide_by_count,
+                    call == 3 ? 5 : elements, call % 2 == 0};
       check_job<float>(ring, rank, world, job, call);
     }
     ended = true;
@@ -187,11 +252,6 @@ std::string thrown(const std::function<void()>& call, FailureKind kind) {
   return "nothing";
 }
 
-void reduce(CpuRing& ring, std::vector<float>& x) {
-  auto* data = reinterpret_cast<std::byte*>(x.data());
-  ring.run({Operation::all_reduce, ElementType::float32, Normalization::sum, 1.0, 1.0, data, data, x.size()}, nullptr);
-}
-
 void expect_one_text(const std::vector<std::string>& texts, const std::string& part) {
   for (const std::string& text : texts) {
     expect(text == texts[0], "texts differ: " + text + " / " + texts[0]);
@@ -199,50 +259,78 @@ void expect_one_text(const std::vector<std::string>& texts, const std::string& p
   }
 }
 
-// Every rank throws one text, and no tensor changes.
-void check_mismatch(RingSettings settings, std::uint64_t elements) {
+constexpr Job kReduce{ElementType::float32, Operation::all_reduce, Normalization::sum, 600};
+
+// Rank 1 makes another call than the others: every rank throws one text, then and ever after, and no tensor changes.
+void check_mismatch(const RingSettings& settings, const Job& job, const Job& other, const std::string& part) {
+  const std::size_t bytes = 8 * (std::max(job.elements, other.elements) + 1);
   std::vector<std::string> texts(static_cast<std::size_t>(settings.world));
   World(settings).run([&](CpuRing& ring, int rank) {
-    std::vector<float> x(elements, 2.0f), longer(elements + (rank == 1 ? 1 : 0), 3.0f);
-    reduce(ring, x);
-    texts[static_cast<std::size_t>(rank)] = thrown([&] { reduce(ring, longer); }, FailureKind::mismatch);
-    for (const float value : longer) expect(value == 3.0f, "a tensor changed in a call that failed");
-    expect(x.back() == 2.0f * static_cast<float>(settings.world), "the call before a failed one");
-  });
-  expect_one_text(texts, std::to_string(elements + 1));
-}
-
-// Rank 0 makes no call; the others end, at once by abort() or close(), or by the time-out.
-void check_absent(RingSettings settings, FailureKind kind, const std::string& part) {
-  settings.timeout_s = kind == FailureKind::timeout ? 0.3 : 60;
-  std::vector<std::string> texts(static_cast<std::size_t>(settings.world) - 1);
-  std::atomic<int> ended = 0;
-  World(settings).run([&](CpuRing& ring, int rank) {
-    if (rank == 0) {
-      if (kind == FailureKind::aborted) std::thread([&] { ring.abort("by the test"); }).join();
-      if (kind == FailureKind::closed) ring.close();
-      while (ended < settings.world - 1) std::this_thread::yield();
-      return;
-    }
-    std::vector<float> x(500, 2.0f);
-    texts[static_cast<std::size_t>(rank) - 1] = thrown([&] { reduce(ring, x); }, kind);
-    ++ended;
+    check_job<float>(ring, rank, settings.world, kReduce, 1);
+    const std::vector<std::uint8_t> input(bytes, 1), untouched(bytes, 0x5a);
+    std::vector<std::uint8_t> output = untouched;
+    const Job& mine = rank == 1 ? other : job;
+    const auto call = [&] { run(ring, mine, 1, mine.in_place ? output.data() : input.data(), output.data()); };
+    std::string& text = texts[static_cast<std::size_t>(rank)];
+    text = thrown(call, FailureKind::mismatch);
+    expect(output == untouched, "a tensor changed in a call that failed: " + part);
+    expect(thrown(call, FailureKind::mismatch) == text, "a call after a failed one");
   });
   expect_one_text(texts, part);
 }
 
-// The futex compares the low 32 bits only, and they wrap.
-void check_wrap() {
+void check_mismatches(const RingSettings& settings) {
+  constexpr auto kFloat = ElementType::float32;
+  constexpr auto kAll = Operation::all_reduce, kGather = Operation::all_gather, kScatter = Operation::reduce_scatter;
+  constexpr auto kSum = Normalization::sum, kDivide = Normalization::divide_by, kMean = Normalization::weighted_mean;
+  check_mismatch(settings, kReduce, {kFloat, kAll, kSum, 601}, "element count is ");
+  check_mismatch(settings, kReduce, {ElementType::int32, kAll, kSum, 600}, "dtype is ");
+  check_mismatch(settings, kReduce, {kFloat, kAll, kMean, 600}, "normalization is ");
+  check_mismatch(settings, {kFloat, kAll, kDivide, 600, true, 8}, {kFloat, kAll, kDivide, 600, true, 4}, "divisor is ");
+  check_mismatch(settings, {kFloat, kGather, kSum, 600}, {kFloat, kScatter, kSum, 600}, "operation is ");
+  check_mismatch(settings, {kFloat, kGather, kSum, 600}, {kFloat, kGather, kSum, 900}, "element count is ");
+}
+
+// Rank 0 makes no call; the others end, at once by abort() or close(), or by the time-out.
+void check_absent(RingSettings settings, FailureKind kind, const std::string& part) {
+  settings.timeout_s = kind == FailureKind::timeout ? 0.2 : 60;
+  std::vector<std::string> texts(static_cast<std::size_t>(settings.world) - 1);
+  std::atomic<int> ended = 0;
+  World(settings).run([&](CpuRing& ring, int rank) {
+    if (rank == 0) {
+      if (kind == FailureKind::closed) ring.close();
+      while (ended < settings.world - 1) std::this_thread::yield();
+      return;
+    }
+    // From a thread of a rank that waits, most likely; where it has not come so far, the text is the same.
+    std::atomic<bool> calling = false;
+    std::thread aborter([&] {
+      while (!calling) std::this_thread::yield();
+      for (int i = 0; i < 1000; ++i) std::this_thread::yield();
+      if (kind == FailureKind::aborted && rank == 1) ring.abort("by the test");
+    });
+    std::vector<float> x(kReduce.elements, 2.0f);
+    calling = true;
+    texts[static_cast<std::size_t>(rank) - 1] = thrown([&] { run(ring, kReduce, 1, x.data(), x.data()); }, kind);
+    ++ended;
+    aborter.join();
+  });
+  expect_one_text(texts, part);
+}
+
+// The futex compares the low 32 bits only, and they wrap: a sleeper and a writer, then a ring.
+constexpr std::uint64_t kBeforeWrap = (std::uint64_t{1} << 32) - 3;
+
+void check_counter_wrap() {
   SharedCounter counter{};
-  const std::uint64_t start = (std::uint64_t{1} << 32) - 3, end = start + 6;
-  counter.value.store(start);
+  const std::uint64_t end = kBeforeWrap + 6;
+  counter.value.store(kBeforeWrap);
   int plain = 0;
   std::thread writer([&] {
-    for (std::uint64_t value = start + 1; value <= end; ++value) {
-      std::this_thread::yield();
-      plain = static_cast<int>(value - start);
+    for (std::uint64_t value = kBeforeWrap + 1; value <= end; ++value) {
+      while (counter.sleepers.load() == 0) std::this_thread::yield();  // so that each publish wakes the other thread
+      plain = static_cast<int>(value - kBeforeWrap);
       publish(counter, value);
-      while (counter.sleepers.load() != 0) std::this_thread::yield();
     }
   });
   while (observed(counter) < end) sleep_until(counter, end);
@@ -250,23 +338,59 @@ void check_wrap() {
   writer.join();
 }
 
-RingSettings settings_of(int world, int lanes, int depth, int window, std::size_t segment_bytes, int spins,
-                         int yields) {
-  return {0, world, {lanes, depth, segment_bytes}, window, 60.0, spins, yields, /*stream_bytes=*/4096};
+// CpuRing starts its counters at 0, so this drives the port of its only lane.
+void check_ring_wrap(const RingSettings& given) {
+  const World world(given);
+  for (std::byte* base : world.regions()) {
+    Region(base, given.shape).posted(0).value.store(kBeforeWrap);
+    Region(base, given.shape).taken(0).value.store(kBeforeWrap);
+  }
+  world.run_ranks([&](const RingSettings& settings) {
+    Group group(settings, world.regions(), world.process_fds());
+    std::vector<float> x(kReduce.elements, static_cast<float>(1 << settings.rank));
+    auto* data = reinterpret_cast<std::byte*>(x.data());
+    Call call{};
+    call.fingerprint = {1, x.size(), 1.0, kWireVersion, kReduce.operation, kReduce.type, kReduce.normalization, 0};
+    call.input = data;
+    call.output = data;
+    call.count = 1;
+    call.partition = partition_of(kReduce.operation, x.size(), kReduce.type, settings.world);
+    call.lanes = 1;
+    call.segment_elements = settings.shape.segment_bytes / sizeof(float);
+    call.segments = (call.partition.longest() + call.segment_elements - 1) / call.segment_elements;
+    LaneState state{.sent = kBeforeWrap, .received = kBeforeWrap};
+    Wait wait(group, 1, nullptr);
+    LanePort port(group, call, 0, state, wait);
+    run_ring(port, all_reduce_moves(settings.world), call.segments, static_cast<std::uint64_t>(settings.window));
+    expect(state.sent >> 32 == 1 && state.received >> 32 == 1, "counters that wrap");
+    const auto sum = static_cast<float>((1 << settings.world) - 1);
+    for (const float value : x) expect(value == sum, "a ring across the wrap of the low 32 bits");
+  });
+}
+
+RingSettings settings_of(int world, RegionShape shape, int window, int spins, int yields) {
+  return {0, world, shape, window, 60.0, spins, yields, /*stream_bytes=*/4096};
 }
 
 }  // namespace
 
 int main() {
-  check_wrap();
-  check_results(settings_of(1, 1, 2, 1, 128, 0, 0));
-  check_results(settings_of(2, 1, 2, 1, 128, 0, 0));  // sleeps at once
-  check_results(settings_of(3, 1, 4, 3, 256, 50, 20));
-  check_results(settings_of(4, 2, 3, 2, 512, 0, 3));
-  const RingSettings three = settings_of(3, 1, 4, 2, 256, 10, 20);
-  check_lanes(settings_of(3, 2, 4, 2, 65536, 0, 3));
-  check_mismatch(three, 500);
-  check_mismatch(settings_of(3, 2, 4, 2, 65536, 10, 20), elements_for_lanes(3));
+  // With no spins and no yields a wait sleeps at once. Lanes, depth and bytes a segment, then the window.
+  check_counter_wrap();
+  check_ring_wrap(settings_of(3, {1, 2, 128}, 1, 0, 0));
+  check_ring_wrap(settings_of(2, {1, 5, 256}, 3, 50, 3));
+  check_results(settings_of(1, {1, 2, 128}, 1, 0, 0));
+  check_results(settings_of(2, {1, 2, 128}, 1, 0, 0));
+  check_results(settings_of(3, {3, 4, 256}, 3, 50, 20));
+  check_results(settings_of(4, {2, 3, 512}, 2, 0, 3));
+  check_lanes(settings_of(3, {2, 4, 65536}, 2, 0, 3));
+  check_lanes(settings_of(2, {3, 2, 32768}, 1, 50, 0));
+  const RingSettings three = settings_of(3, {1, 4, 256}, 2, 10, 20);
+  check_mismatches(three);
+  Job large = kReduce, longer = kReduce;
+  large.elements = elements_for_lanes(3, 2);
+  longer.elements = large.elements + 1;
+  check_mismatch(settings_of(3, {2, 4, 65536}, 2, 0, 0), large, longer, std::to_string(longer.elements));
   check_absent(three, FailureKind::aborted, "by the test");
   check_absent(three, FailureKind::closed, "rank 0 closed the ring");
   check_absent(three, FailureKind::timeout, "rank 0 has not made call 1");

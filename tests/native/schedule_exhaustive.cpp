@@ -1,9 +1,8 @@
 // The schedule of ring_schedule.h for every world up to 16, every window, every depth and every range of moves.
 //
-// run_ring() is run once for each rank with a port that only writes down what it is asked for. The ranks' lists are then
-// run against each other: under schedules that favour or starve one rank, under random ones, and for small worlds under
+// run_ring() is run once with a port that only writes down what it is asked for. The ranks then go through that list
+// against each other: under schedules that favour or starve one rank, under random ones, and for small worlds under
 // all that there are. Prints what is wrong; exits with 1 then.
-#include "partition.h"
 #include "schedule_model.h"
 
 #include <algorithm>
