@@ -2,10 +2,14 @@
 #include "cpu_ring.h"
 #include "shared_memory.h"
 
+#include <cerrno>
 #include <cstring>
+#include <fcntl.h>
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <system_error>
+#include <unistd.h>
 
 namespace py = pybind11;
 
@@ -15,9 +19,10 @@ namespace {
 // Owns the mappings that the ring runs on.
 class BoundRing {
  public:
-  BoundRing(const RingSettings& settings, const std::vector<int>& memory_fds, std::vector<int> process_fds)
-      : mappings_(map_all(memory_fds, settings.shape.bytes())),
-        ring_(settings, bases(mappings_), std::move(process_fds)) {}
+  BoundRing(const RingSettings& settings, const std::vector<int>& memory_fds, const std::vector<int>& process_fds)
+      : process_fds_(process_fds),
+        mappings_(map_all(memory_fds, settings.shape.bytes())),
+        ring_(settings, bases(mappings_), process_fds_.descriptors) {}
 
   double run(Operation operation, ElementType type, Normalization normalization, double divisor, double count,
              std::uintptr_t input, std::uintptr_t output, std::uint64_t elements, bool interruptible) {
@@ -51,6 +56,32 @@ class BoundRing {
     return pointers;
   }
 
+  // Copies, closed with this object, which lives while a call runs: a call polls them.
+  struct OwnedDescriptors {
+    explicit OwnedDescriptors(const std::vector<int>& given) {
+      for (const int descriptor : given) {
+        descriptors.push_back(descriptor < 0 ? -1 : fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
+        if (descriptor >= 0 && descriptors.back() < 0) {
+          const int error = errno;
+          close_all();
+          throw std::system_error(error, std::generic_category(),
+                                  "keeping the descriptor of a rank's process; is the limit on open files (ulimit -n) "
+                                  "reached?");
+        }
+      }
+    }
+    ~OwnedDescriptors() { close_all(); }
+    void close_all() {
+      for (const int descriptor : descriptors) {
+        if (descriptor >= 0) ::close(descriptor);
+      }
+    }
+    OwnedDescriptors(const OwnedDescriptors&) = delete;
+    OwnedDescriptors& operator=(const OwnedDescriptors&) = delete;
+    std::vector<int> descriptors;
+  };
+
+  OwnedDescriptors process_fds_;         // outlive the ring
   std::vector<SharedMapping> mappings_;  // outlive the ring
   CpuRing ring_;
 };
@@ -117,12 +148,12 @@ PYBIND11_MODULE(_core, module) {
       .def_readonly("seconds_waiting", &Stats::seconds_waiting);
 
   py::class_<BoundRing>(module, "CpuRing")
-      .def(py::init([](int rank, int world, const std::vector<int>& memory_fds, std::vector<int> process_fds, int lanes,
-                       int depth, std::size_t segment_bytes, int window, double timeout_s, int spins, int yields,
-                       std::size_t stream_bytes) {
+      .def(py::init([](int rank, int world, const std::vector<int>& memory_fds, const std::vector<int>& process_fds,
+                       int lanes, int depth, std::size_t segment_bytes, int window, double timeout_s, int spins,
+                       int yields, std::size_t stream_bytes) {
              const RingSettings settings{rank,   world,       {lanes, depth, segment_bytes}, window, timeout_s, spins,
                                          yields, stream_bytes};
-             return std::make_unique<BoundRing>(settings, memory_fds, std::move(process_fds));
+             return std::make_unique<BoundRing>(settings, memory_fds, process_fds);
            }),
            py::kw_only(), py::arg("rank"), py::arg("world"), py::arg("memory_fds"), py::arg("process_fds"),
            py::arg("lanes"), py::arg("depth"), py::arg("segment_bytes"), py::arg("window"), py::arg("timeout_s"),
@@ -143,6 +174,7 @@ PYBIND11_MODULE(_core, module) {
           py::arg("input"), py::arg("output"), py::arg("elements"), py::arg("interruptible"))
       .def("abort", [](BoundRing& self, const std::string& reason) { self.ring().abort(reason); })
       .def("close", [](BoundRing& self) { self.ring().close(); })
+      .def("busy", [](BoundRing& self) { return self.ring().busy(); })
       .def("check", [](BoundRing& self) { self.ring().check(); })
       .def("stats", [](BoundRing& self) { return self.ring().stats(); });
 }

@@ -1,6 +1,7 @@
 #include "cpu_ring.h"
 
 #include <algorithm>
+#include <system_error>
 #include <unistd.h>
 
 namespace ring_reduce {
@@ -9,6 +10,16 @@ namespace {
 
 // A lane is worth a thread's hand-over from this many bytes of a chunk on.
 constexpr std::uint64_t kLaneBytes = 256 * 1024;
+
+// Lets close() see that a call is running.
+class CountedCall {
+ public:
+  explicit CountedCall(std::atomic<int>& running) : running_(running) { ++running_; }
+  ~CountedCall() { --running_; }
+
+ private:
+  std::atomic<int>& running_;
+};
 
 MoveRange moves_of(Operation operation, int world) {
   switch (operation) {
@@ -30,12 +41,16 @@ LaneThreads::~LaneThreads() {
   for (std::thread& thread : threads_) thread.join();
 }
 
+void LaneThreads::start(int lanes) {
+  const std::scoped_lock lock(mutex_);
+  for (int lane = static_cast<int>(threads_.size()) + 1; lane < lanes; ++lane) {
+    threads_.emplace_back([this, lane] { work(lane); });
+  }
+}
+
 void LaneThreads::run(int lanes, const std::function<void(int)>& job) {
   if (lanes > 1) {
     const std::scoped_lock lock(mutex_);
-    for (int lane = static_cast<int>(threads_.size()) + 1; lane < lanes; ++lane) {
-      threads_.emplace_back([this, lane] { work(lane); });
-    }
     job_ = &job;
     lanes_ = lanes;
     running_ = lanes - 1;
@@ -52,7 +67,6 @@ void LaneThreads::run(int lanes, const std::function<void(int)>& job) {
 void LaneThreads::work(int lane) {
   std::uint64_t done = 0;
   std::unique_lock lock(mutex_);
-  // A thread that starts late joins the round that started it.
   for (;;) {
     start_.wait(lock, [&] { return stop_ || (round_ != done && lane < lanes_ && running_ > 0); });
     if (stop_) return;
@@ -79,11 +93,14 @@ CpuRing::~CpuRing() {
 bool CpuRing::forked() const { return getpid() != process_; }
 
 double CpuRing::run(const CallArguments& arguments, const Interrupt* interrupt) {
+  check_fork();  // before any lock: a thread of the parent may have held it at the fork
+  const CountedCall counted(running_);
   const std::scoped_lock lock(calling_);
   check();
   ++calls_;
   group_.own_control().started_calls.store(calls_, std::memory_order_release);
   const Call call = plan(arguments);
+  start_lanes(call.lanes);
 
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(call.lanes));
   threads_->run(call.lanes, [&](int lane) {
@@ -108,6 +125,18 @@ double CpuRing::run(const CallArguments& arguments, const Interrupt* interrupt) 
   }
   stats_ = stats;
   return uses_count(arguments.normalization) ? lanes_[0].total_count : 0;
+}
+
+// A lane that can't run must not leave the other ranks waiting for it.
+void CpuRing::start_lanes(int lanes) {
+  try {
+    threads_->start(lanes);
+  } catch (const std::system_error& error) {
+    throw group_.fail(FailureKind::aborted, calls_,
+                      "rank " + std::to_string(group_.settings.rank) + " could not start " + std::to_string(lanes - 1) +
+                          " threads for its lanes (" + error.what() +
+                          "); raise the limit on processes (ulimit -u), or use lanes=1");
+  }
 }
 
 Call CpuRing::plan(const CallArguments& arguments) const {
@@ -167,12 +196,16 @@ void CpuRing::close() {
   group_.own_control().closed.store(1, std::memory_order_release);
 }
 
-void CpuRing::check() const {
+void CpuRing::check_fork() const {
   if (forked()) {
     throw RingFailure(FailureKind::closed, "rank " + std::to_string(group_.settings.rank) +
                                                ": this process is a fork of the one that made the ring; make a ring "
                                                "of its own here");
   }
+}
+
+void CpuRing::check() const {
+  check_fork();
   if (group_.failed()) throw group_.failure();
   if (closed_) {
     throw RingFailure(FailureKind::closed, "rank " + std::to_string(group_.settings.rank) +
@@ -181,6 +214,7 @@ void CpuRing::check() const {
 }
 
 Stats CpuRing::stats() const {
+  check_fork();
   const std::scoped_lock lock(stats_mutex_);
   return stats_;
 }

@@ -12,10 +12,13 @@
 
 namespace ring_reduce {
 
-// Threads that run a call's lanes beside the calling one; they are started by the first call that needs them.
+// Threads that run a call's lanes beside the calling one.
 class LaneThreads {
  public:
   ~LaneThreads();
+
+  // Starts the threads that `lanes` lanes need beside the calling one. Throws std::system_error.
+  void start(int lanes);
 
   // Runs job(0) here and job(1) .. job(lanes - 1) on the threads; returns when all have. A job does not throw.
   void run(int lanes, const std::function<void(int)>& job);
@@ -67,7 +70,10 @@ class CpuRing {
   // Fails the ring on all ranks, unless it has failed or is closed. From any thread.
   void abort(const std::string& reason);
 
-  // Tells the others that this rank makes no more calls. A pending call must have ended or been aborted.
+  // Whether a call is running or waits for its turn.
+  bool busy() const { return running_ != 0; }
+
+  // Tells the others that this rank makes no more calls. No call may be running: wait for it, or abort, before.
   void close();
 
   // Throws the cause if the ring has failed.
@@ -77,9 +83,11 @@ class CpuRing {
 
  private:
   Call plan(const CallArguments& arguments) const;
+  void start_lanes(int lanes);
   void run_lane(const Call& call, int lane, const Interrupt* interrupt);
 
   bool forked() const;
+  void check_fork() const;
 
   Group group_;
   const pid_t process_;
@@ -87,6 +95,7 @@ class CpuRing {
   std::vector<LaneState> lanes_;
   std::uint64_t calls_ = 0;
   std::atomic<bool> closed_ = false;
+  std::atomic<int> running_ = 0;
   std::mutex calling_;
   mutable std::mutex stats_mutex_;
   Stats stats_;

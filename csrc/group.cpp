@@ -1,6 +1,8 @@
 #include "group.h"
 
 #include <algorithm>
+#include <ctime>
+#include <limits>
 #include <linux/futex.h>
 #include <poll.h>
 #include <sys/syscall.h>
@@ -22,7 +24,7 @@ std::uint32_t* futex_word(SharedPlatform::U64& word) {
 
 bool process_ended(int process_fd) {
   pollfd entry{process_fd, POLLIN, 0};  // a pidfd becomes readable when its process ends
-  return process_fd >= 0 && poll(&entry, 1, 0) == 1;
+  return process_fd >= 0 && poll(&entry, 1, 0) == 1 && (entry.revents & (POLLIN | POLLHUP)) != 0;
 }
 
 }  // namespace

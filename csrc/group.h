@@ -17,7 +17,7 @@ struct RingSettings {
   double timeout_s;          // of a wait without progress
   int spins;                 // polls before a waiting thread yields its core
   int yields;                // times it yields before it sleeps
-  std::size_t stream_bytes;  // outputs at least this large are written past the caches
+  std::size_t stream_bytes;  // from this size of the whole tensor on, outputs go past the caches
 };
 
 class Group {

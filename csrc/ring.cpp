@@ -64,6 +64,9 @@ void LanePort::move(std::uint64_t segment, int k, bool receives, bool sends) {
 
   received_count_ = receives ? read_header(in, segment, k, payload_bytes) : 0;
   partial_count_ = received_count_ + call_.count;
+  if (!std::isfinite(partial_count_)) {
+    throw group_.fail(FailureKind::aborted, call_.fingerprint.call, "the counts of the ranks add up to infinity");
+  }
   if (!handshake_) {
     const Slots slots{receives ? Region::payload(in) : nullptr, sends ? Region::payload(out) : nullptr};
     if (k < world - 1) reduce(span, k, slots);
@@ -193,10 +196,10 @@ double LanePort::read_header(const std::byte* slot, std::uint64_t segment, int k
   SegmentHeader header;
   std::memcpy(&header, slot, sizeof header);
   const int rank = group_.settings.rank;
-  const std::string where = " in call " + std::to_string(call_.fingerprint.call);
+  const auto where = [this] { return " in call " + std::to_string(call_.fingerprint.call); };
   if (!(header.fingerprint == call_.fingerprint)) {
     throw group_.fail(FailureKind::mismatch, call_.fingerprint.call,
-                      "ranks disagree" + where + ": " +
+                      "ranks disagree" + where() + ": " +
                           describe_difference(call_.fingerprint, rank, header.fingerprint, group_.left()) + " (rank " +
                           std::to_string(rank) + ": " + describe(call_.fingerprint) + "; rank " +
                           std::to_string(group_.left()) + ": " + describe(header.fingerprint) +
@@ -207,7 +210,7 @@ double LanePort::read_header(const std::byte* slot, std::uint64_t segment, int k
   if (!in_step || !(header.partial_count >= 0 && std::isfinite(header.partial_count))) {
     throw group_.fail(FailureKind::mismatch, call_.fingerprint.call,
                       "rank " + std::to_string(rank) + " got a corrupt segment header from rank " +
-                          std::to_string(group_.left()) + where);
+                          std::to_string(group_.left()) + where());
   }
   return header.partial_count;
 }

@@ -24,7 +24,7 @@ struct Call {
 };
 
 // What outlives a call. The counters start where the last call left them.
-struct LaneState {
+struct alignas(kLineBytes) LaneState {
   std::uint64_t sent = 0;
   std::uint64_t received = 0;
   std::uint64_t bytes_sent = 0;

@@ -65,13 +65,17 @@ class Channel:
 
     def receive(self, deadline: float) -> tuple[dict[str, Any], list[int]]:
         """The next message and its descriptors; ``ConnectionError`` if the other end is gone, ``TimeoutError``."""
-        while not select.select([self._socket], [], [], max(0.0, min(0.2, deadline - time.monotonic())))[0]:
+        while not _readable(self._socket, min(0.2, deadline - time.monotonic())):
             if time.monotonic() > deadline:
                 raise TimeoutError
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._socket, _MESSAGE_BYTES, 8)
+            data, descriptors, _, _ = socket.recv_fds(
+                self._socket, _MESSAGE_BYTES, 8, socket.MSG_CMSG_CLOEXEC
+            )
         except ConnectionResetError:  # reported once; what was sent before the end is still to be read
-            data, descriptors, _, _ = socket.recv_fds(self._socket, _MESSAGE_BYTES, 8)
+            data, descriptors, _, _ = socket.recv_fds(
+                self._socket, _MESSAGE_BYTES, 8, socket.MSG_CMSG_CLOEXEC
+            )
         if not data:
             raise ConnectionError("it closed the connection")
         try:
@@ -129,7 +133,7 @@ class Hub:
         self._publish({})
         hellos: dict[int, dict[str, Any]] = {}
         while len(hellos) < self._member.world - 1:
-            if select.select([self._listener], [], [], 0.2)[0]:
+            if _readable(self._listener, 0.2):
                 self._admit(Channel(self._listener.accept()[0], self._address), hellos)
             elif time.monotonic() > self._deadline:
                 missing = [rank for rank in range(1, self._member.world) if rank not in hellos]
@@ -138,27 +142,34 @@ class Hub:
                     f"{self._timeout:.1f} s; did every rank start, on this host, and make the ring?"
                 )
             self._check_refusals()
+        # Before any rank can go on: the first thing that it may do is to make the next ring of this name, and this
+        # address has to refuse it.
+        self._listener.close()
         return hellos
 
     def _admit(self, channel: Channel, hellos: dict[int, dict[str, Any]]) -> None:
         """Takes a newcomer in. A stranger is turned away; a rank that disagrees is an error for all."""
         if channel.peer_uid() != os.geteuid():
-            channel.send({"error": f"{self._member.who} runs as another user"})
+            with contextlib.suppress(OSError):
+                channel.send({"error": f"{self._member.who} runs as another user"})
             channel.close()
             return
         try:
-            hello, _ = channel.receive(min(self._deadline, time.monotonic() + GRACE_S))
-            rank = int(hello["rank"])
-        except (ConnectionError, TimeoutError, KeyError, ValueError):
+            hello, descriptors = channel.receive(min(self._deadline, time.monotonic() + GRACE_S))
+            for descriptor in descriptors:  # nothing that a rank sends
+                os.close(descriptor)
+            rank, world = int(hello["rank"]), int(hello["world"])
+            hello["lanes"] = int(hello["lanes"])
+        except (OSError, TimeoutError, KeyError, ValueError, TypeError):  # no rank of this version
             channel.close()
             return
         previous = self._channels.get(rank)
         self._channels[rank if rank not in self._channels else -1 - rank] = (
             channel  # it is told of any error too
         )
-        if hello["world"] != self._member.world:
+        if world != self._member.world:
             raise RingMismatch(
-                f"ring {self._member.name!r}: world is {self._member.world} on rank 0 and {hello['world']} on rank "
+                f"ring {self._member.name!r}: world is {self._member.world} on rank 0 and {world} on rank "
                 f"{rank}; every rank has to pass the same world"
             )
         if previous is not None or not 0 < rank < self._member.world:
@@ -220,8 +231,8 @@ class Hub:
             channel.close()
 
 
-# Addresses of rings that this process saw fail: their refusals are no news when it tries again.
-_heard: set[str] = set()
+# (rank, address) of rings that a rank of this process saw fail: their refusals are no news when it tries again.
+_heard: set[tuple[int, str]] = set()
 
 
 def connect(member: Member, store: Store, timeout: float) -> Channel:
@@ -237,8 +248,8 @@ def connect(member: Member, store: Store, timeout: float) -> Channel:
         if record is not None and "error" in record:
             # A recent refusal is of the ring that this rank came for; an old one is of an earlier try, and rank 0 will
             # write a new address.
-            if record["at"] > start - GRACE_S and record["address"] not in _heard:
-                _heard.add(record["address"])
+            if record["at"] > start - GRACE_S and (member.rank, record["address"]) not in _heard:
+                _heard.add((member.rank, record["address"]))
                 raise_refusal(record)
             reason = f"it gave up an earlier try: {record['error']}"
         elif record is not None:
@@ -264,13 +275,13 @@ def hear(member: Member, store: Store, hub: Channel, timeout: float) -> tuple[di
             f"{member.who}: no answer from rank 0 in {timeout:.1f} s while the ring was made; is it alive?"
         ) from None
     except OSError as error:
-        _heard.add(hub.address)
+        _heard.add((member.rank, hub.address))
         record = read_record(member, store)
         if record is not None and record["address"] == hub.address:
             raise_refusal(record)
         raise RingError(f"{member.who}: rank 0 ended while the ring was made ({error})") from None
     if "error" in message:
-        _heard.add(hub.address)
+        _heard.add((member.rank, hub.address))
     raise_refusal(message)
     return message, descriptors
 
@@ -302,6 +313,13 @@ def address_key(member: Member) -> str:
 def refusal_key(member: Member, address: str) -> str:
     """Where a rank that can't connect says why; the address makes it one ring's."""
     return f"ring_reduce/{member.name}/refusal/{address}"
+
+
+def _readable(connection: socket.socket, timeout_s: float) -> bool:
+    # Not select(), which takes descriptors below 1024 only.
+    poller = select.poll()
+    poller.register(connection, select.POLLIN)
+    return bool(poller.poll(max(0.0, timeout_s) * 1000))
 
 
 def _listed(ranks: list[int]) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from . import _core
 from .arrays import ELEMENT_TYPES, INTEGERS, Library, extent, library_of
@@ -144,20 +145,11 @@ def check_count(count: Any, normalization: Normalization) -> float:
         value = float(count) if hasattr(count, "__float__") else math.nan
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise CountError(f"count is {count!r}; it has to be one number ({error})") from None
-    if isinstance(count, bool) or not (math.isfinite(value) and value >= 0):
+    if isinstance(count, bool | np.bool_) or not (math.isfinite(value) and value >= 0):
         raise CountError(f"count is {count!r}; it has to be a finite number, 0 or more")
-    if value >= 2**53 and _is_integer(count) and operator.index(count) != int(value):
-        raise CountError(f"count is {count}, which float64 does not hold exactly; counts go up to 2**53")
+    if (value >= 2**53 and value != count) or value > 2**53:
+        raise CountError(f"count is {count}; counts go up to 2**53, so that float64 holds their sum exactly")
     return value
-
-
-def _is_integer(number: Any) -> bool:
-    """Whether it is an int, a NumPy integer or an integer tensor."""
-    try:
-        operator.index(number)
-    except TypeError:
-        return False
-    return True
 
 
 def _check_normalization(normalization: Normalization, type_name: str, count: Any) -> float:

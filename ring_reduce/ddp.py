@@ -29,8 +29,10 @@ class RingHookState:
         state.add_count(len(batch))   # or the number of counted tokens; 0 is a count too
         loss.backward()
 
-    Counts add up until a backward reduces and consumes them, so that under ``no_sync`` one is added for each
-    micro-batch. A rank that has left ``join()`` counts 0. One state serves one model.
+    With ``DIVIDE_BY_COUNT`` counts add up until a backward reduces and consumes them, so that under ``no_sync`` one is
+    added for each micro-batch. ``WEIGHTED_MEAN`` takes one count a reduced backward: means of micro-batches do not add
+    up to a mean, so accumulate sums and use ``DIVIDE_BY_COUNT``. A rank that has left ``join()`` counts 0. One state
+    serves one model.
     """
 
     def __init__(self, ring: Ring, normalization: Normalization) -> None:
@@ -55,6 +57,12 @@ class RingHookState:
                 f"{self.normalization!r} uses no count; leave add_count() out, or use DIVIDE_BY_COUNT"
             )
         with _AbortOnError(self.ring):
+            if self.normalization.kind is Kind.WEIGHTED_MEAN and self._pending is not None:
+                raise CountError(
+                    f"rank {self.ring.rank}: a second count, {count}, after {self._pending:g}, before a backward reduced: "
+                    f"means of micro-batches do not add up to a mean; accumulate sums under DIVIDE_BY_COUNT, or call "
+                    f"reset() if a step was given up"
+                )
             self._pending = (self._pending or 0.0) + check_count(count, self.normalization)
 
     def reset(self) -> None:

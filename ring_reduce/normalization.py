@@ -37,6 +37,15 @@ class Normalization:
     kind: Kind
     total: float = 1.0  # the divisor of DIVIDE_BY; 1.0 otherwise
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", Kind(self.kind))
+        if self.kind is not Kind.DIVIDE_BY and self.total != 1.0:
+            raise ValueError(f"{self.kind.name} takes no total, and it is {self.total}; use divide_by(total)")
+        if not (math.isfinite(self.total) and self.total > 0):
+            raise ValueError(
+                f"divide_by takes a positive finite number, not {self.total}: it divides the sum over ranks"
+            )
+
     @property
     def uses_count(self) -> bool:
         """Whether a call needs ``count=``."""
@@ -59,9 +68,4 @@ def divide_by(total: float) -> Normalization:
     """
     if isinstance(total, bool) or not hasattr(total, "__float__"):
         raise TypeError(f"divide_by takes a number, not {type(total).__name__}")
-    value = float(total)
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(
-            f"divide_by takes a positive finite number, not {value}: it divides the sum over ranks"
-        )
-    return Normalization(Kind.DIVIDE_BY, value)
+    return Normalization(Kind.DIVIDE_BY, float(total))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import os
+import threading
+import time
 import weakref
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from . import _core
 from .bootstrap import Member, Store
 from .call import Call, all_gather_call, all_reduce_call, reduce_scatter_call
-from .errors import RingError
+from .errors import RingClosed, RingError
 from .normalization import SUM, Normalization
-from .shm import ShmRing, Tuning, open_ring
+from .shm import Tuning, open_ring
 from .work import CommunicationThread, Work
 
 if TYPE_CHECKING:
@@ -88,7 +91,7 @@ class Ring:
         self._closed = False
         # A ring that is dropped, or open when Python exits, tells the others that it is gone.
         self._finalizer = weakref.finalize(
-            self, _shut_down, self._shm, self._thread, self._member, self._process
+            self, _shut_down, self._core, self._thread, self._member, self._process
         )
 
     @classmethod
@@ -197,7 +200,9 @@ class Ring:
         count: Any = None,
         async_op: bool = False,
     ) -> Any:
-        """This rank's 1/n of what :meth:`all_reduce` gives: part ``rank`` of ``world`` equal parts.
+        """This rank's 1/n of the divided sum: part ``rank`` of ``world`` equal parts.
+
+        The bits may differ from those of :meth:`all_reduce`, which cuts the tensor, and so orders the sum, otherwise.
 
         Without ``out`` the first dimension of ``x`` is split and a new tensor of shape ``(x.shape[0] / n, ...)`` is
         returned; with it, ``out`` has ``numel / n`` elements of any shape (it may be this rank's part of ``x`` itself).
@@ -225,6 +230,8 @@ class Ring:
     def check(self) -> None:
         """Raises why the ring failed, or ``RingClosed`` after :meth:`close`; nothing while it works."""
         self._core.check()
+        if self._closed:  # close() is still waiting for the last calls
+            raise RingClosed(f"{self._member.who} is being closed; make a new ring for further calls")
 
     def close(self) -> None:
         """Waits for queued calls, then leaves the ring. Other ranks that still call it get ``RingClosed``.
@@ -251,14 +258,28 @@ class Ring:
         return f"<Ring {self.name!r} rank {self.rank} of {self.world}, {state}>"
 
     def _start(self, call: Call, async_op: bool) -> Any:
-        if not async_op and self._thread.idle:
-            return self._run(
-                call, interruptible=True
-            )  # no hand-over to the thread in the time of a small message
+        if self._closed:
+            self.check()
+        if not async_op:
+            if self._thread.is_current():
+                raise RuntimeError(
+                    f"{self._member.who}: a synchronous call in a callback would wait for the thread that it runs on; "
+                    f"pass async_op=True"
+                )
+            if self._thread.idle:
+                # No hand-over to the thread in the time of a small message. Only the main thread handles signals.
+                interruptible = threading.current_thread() is threading.main_thread()
+                return self._run(call, interruptible)
         self.check()
-        future = self._thread.submit(lambda: self._run(call, interruptible=False))
-        work = Work(future, call)
-        return work if async_op else work.wait()
+        work = Work(self._thread.submit(lambda: self._run(call, interruptible=False)), call)
+        if async_op:
+            return work
+        try:
+            return work.wait()
+        except BaseException as error:
+            if not work.done():  # Ctrl-C: the call must not write its tensor some time later
+                self.abort(f"{type(error).__name__} while it waited for a call")
+            raise
 
     def _run(self, call: Call, interruptible: bool) -> Any:
         result = call.run(self._core, interruptible)
@@ -270,21 +291,30 @@ class Ring:
         self._closed = True
         if os.getpid() != self._process or not self._finalizer.alive:
             return
-        if not self._thread.stop(timeout):
+        if not _finish_calls(self._core, self._thread, timeout):
             self.abort(f"a call was still in flight {timeout:.1f} s after close()")
-            self._thread.stop(_CLOSE_TIMEOUT_S)
+            _finish_calls(self._core, self._thread, _CLOSE_TIMEOUT_S)
         self._finalizer.detach()
-        self._shm.close()
+        self._core.close()
 
 
-def _shut_down(shm: ShmRing, thread: CommunicationThread, member: Member, process: int) -> None:
+def _finish_calls(core: _core.CpuRing, thread: CommunicationThread, timeout: float) -> bool:
+    """Waits for calls that are queued, or run on any thread; whether none is left."""
+    deadline = time.monotonic() + timeout
+    stopped = thread.stop(timeout)
+    while core.busy() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return stopped and not core.busy()
+
+
+def _shut_down(core: _core.CpuRing, thread: CommunicationThread, member: Member, process: int) -> None:
     """Ends a ring that nobody closed. In a fork it is the parent's."""
     if os.getpid() != process:
         return
-    if not thread.idle:
-        shm.core.abort(f"rank {member.rank} exited, or dropped the ring, with calls in flight")
-    if thread.stop(_CLOSE_TIMEOUT_S):
-        shm.close()
+    if not thread.idle or core.busy():
+        core.abort(f"rank {member.rank} exited, or dropped the ring, with calls in flight")
+    if _finish_calls(core, thread, _CLOSE_TIMEOUT_S):
+        core.close()
 
 
 def _timeout_s(timeout: float | None) -> float:

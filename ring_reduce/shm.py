@@ -48,18 +48,12 @@ def default_lanes(world: int) -> int:
     return max(1, min(MAX_LANES, int(_cores() / world)))
 
 
+@dataclass(frozen=True)
 class ShmRing:
-    """The core's ring and what it holds open: the pidfds of the others, which tell that one has ended."""
+    """The core's ring and what the ranks agreed on."""
 
-    def __init__(self, core: _core.CpuRing, lanes: int, process_fds: list[int]) -> None:
-        self.core = core
-        self.lanes = lanes
-        self._process_fds = process_fds
-
-    def close(self) -> None:
-        """Tells the others that this rank makes no more calls. No call may be running."""
-        self.core.close()
-        _close_all(self._process_fds)
+    core: _core.CpuRing
+    lanes: int
 
 
 def open_ring(
@@ -122,7 +116,7 @@ class _Bootstrap:
         except BaseException as error:
             hub.refuse(_refusal(self._member, error))
             if ring is not None:
-                ring.close()
+                ring.core.close()
             raise
         finally:
             hub.close()
@@ -144,7 +138,7 @@ class _Bootstrap:
             with contextlib.suppress(OSError):
                 hub.send(_refusal(self._member, error))
             if ring is not None:
-                ring.close()
+                ring.core.close()
             raise
         finally:
             hub.close()
@@ -199,7 +193,6 @@ class _Bootstrap:
         crowded = _cores() < member.world * agreed["lanes"]
         spins = tuning.spins if tuning.spins is not None else (0 if crowded else SPINS)
         yields = tuning.yields if tuning.yields is not None else (CROWDED_YIELDS if crowded else YIELDS)
-        others = [rank for rank in range(member.world) if rank != member.rank]
         core = _core.CpuRing(
             rank=member.rank,
             world=member.world,
@@ -216,9 +209,7 @@ class _Bootstrap:
             yields=yields,
             stream_bytes=tuning.stream_bytes,
         )
-        return ShmRing(
-            core, agreed["lanes"], [self._process.pop(rank) for rank in others if rank in self._process]
-        )
+        return ShmRing(core, agreed["lanes"])
 
 
 def _agree(mine: dict[str, Any], hellos: dict[int, dict[str, Any]]) -> dict[str, Any]:

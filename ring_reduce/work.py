@@ -8,6 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from .errors import RingClosed
+
 if TYPE_CHECKING:
     import torch
 
@@ -51,8 +53,11 @@ class Work:
         settled: torch.futures.Future[Any] = torch.futures.Future()
         # Through then(), since set_exception() of a torch future stores the exception as its value, which DDP's C++
         # would take for the result; an error in a callback is one there too.
-        result = settled.then(lambda future: future.value().result())
-        self._future.add_done_callback(settled.set_result)
+        future = self._future
+        result = settled.then(lambda _: future.result())
+        self._future.add_done_callback(
+            lambda _: settled.set_result(None)
+        )  # not the future itself: a cycle in C++
         return result
 
 
@@ -72,10 +77,16 @@ class CommunicationThread:
         """Whether no job is queued or running."""
         return self._unfinished == 0
 
+    def is_current(self) -> bool:
+        """Whether the caller runs on this thread: in a callback of a future."""
+        return threading.current_thread() is self._thread
+
     def submit(self, job: Callable[[], Any]) -> Future[Any]:
-        """Queues ``job``; the future gets what it returns or raises."""
+        """Queues ``job``; the future gets what it returns or raises. ``RingClosed`` after :meth:`stop`."""
         future: Future[Any] = Future()
         with self._lock:
+            if self._stopping:
+                raise RingClosed(f"{self._name}: the ring is being closed; make a new one for further calls")
             self._unfinished += 1
             if self._thread is None:
                 # A daemon: a call that waits for a peer must not keep the interpreter from exiting. The ring's exit
@@ -90,8 +101,8 @@ class CommunicationThread:
         with self._lock:
             thread = self._thread
             if thread is not None and not self._stopping:
-                self._stopping = True
                 self._jobs.put(None)
+            self._stopping = True
         if thread is None or thread is threading.current_thread():
             return True
         thread.join(timeout)
