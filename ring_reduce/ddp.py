@@ -59,7 +59,7 @@ class RingHookState:
         with _AbortOnError(self.ring):
             if self.normalization.kind is Kind.WEIGHTED_MEAN and self._pending is not None:
                 raise CountError(
-                    f"rank {self.ring.rank}: a second count, {count}, after {self._pending:g}, before a backward reduced: "
+                    f"rank {self.ring.rank}: a second count, {count}, before a backward reduced {self._pending:g}: "
                     f"means of micro-batches do not add up to a mean; accumulate sums under DIVIDE_BY_COUNT, or call "
                     f"reset() if a step was given up"
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,7 +46,7 @@ ROW_KEYS = {
 
 
 def test_summary_is_of_all_calls() -> None:
-    times = np.arange(1.0, 102.0).reshape(101, 1)
+    times: Any = np.arange(1.0, 102.0).reshape(101, 1)
     np.random.default_rng(0).shuffle(times)
     summary = summarize(times)
     assert (summary.median, summary.minimum, summary.p99) == (51.0, 1.0, 100.0)
@@ -126,9 +127,9 @@ def test_targets_by_world_and_size() -> None:
 
 def _measurement(nbytes: int, **medians: float) -> Measurement:
     times = {label.replace("_", " "): np.full((3, 2), value) for label, value in medians.items()}
-    return Measurement(
-        nbytes, times, {label: None if label.startswith("copy") else 0 for label in times}, np.arange(3.0)
-    )
+    hops: Any = np.arange(3.0)
+    wrong = {label: None if label.startswith("copy") else 0 for label in times}
+    return Measurement(nbytes, times, wrong, hops)
 
 
 def test_rows_hold_nccl_tests_bandwidths() -> None:
@@ -281,7 +282,8 @@ class _NoReduce:
 
 def test_a_peer_that_does_not_reduce_is_found_out() -> None:
     words = [0] * words_needed(2)
-    contender = Contender(_NoReduce(), Op.SUM)
+    peer: Any = _NoReduce()
+    contender = Contender(peer, Op.SUM)
     plan = Plan(world=2, sizes=(4096,), rotate_bytes=1)
     timing = _Timing(plan, 4096, 0, Barrier(words, rank=0, world=2), [contender])
     # Of two integers in 0..3 the second is 0, and the sum right by chance, once in 4.
@@ -399,7 +401,7 @@ def test_processor_and_cache_are_told_or_guessed(monkeypatch: pytest.MonkeyPatch
         report, "Path", lambda _: SimpleNamespace(glob=lambda _: iter(()), read_text=_unreadable)
     )
     assert report.last_level_cache_bytes(default=7) == 7
-    assert report.processor_name() == report.platform.machine()
+    assert report.processor_name() == platform.machine()
 
 
 def _unreadable() -> str:
