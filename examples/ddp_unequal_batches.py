@@ -13,12 +13,12 @@ import copy
 
 import torch
 import torch.distributed as dist
-from launch import launch, say
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import ring_reduce as rr
+from launch import launch, say
 
 STEPS = 10
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch.distributed as dist
-from launch import launch, say
 
 import ring_reduce as rr
+from launch import launch, say
 
 STEPS = 20
 LEARNING_RATE = 0.1

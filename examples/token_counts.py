@@ -14,12 +14,12 @@ import copy
 
 import torch
 import torch.distributed as dist
-from launch import launch, say
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import ring_reduce as rr
+from launch import launch, say
 
 VOCABULARY, MICRO_BATCHES, IGNORED = 50, 3, -100
 
