@@ -119,6 +119,24 @@ void Group::check_peers(std::uint64_t call) {
   }
 }
 
+std::uint64_t Group::waiting_at(int rank, int lane) const {
+  const std::uint64_t taken = observed(region(left_of(rank)).taken(lane));
+  return observed(region(rank).posted(lane)) - taken;
+}
+
+int Group::stalled_left(int lane) const {
+  int rank = left();
+  while (rank != settings.rank && waiting_at(rank, lane) == 0) rank = left_of(rank);
+  return rank == settings.rank ? left() : rank;
+}
+
+int Group::stalled_right(int lane) const {
+  const auto depth = static_cast<std::uint64_t>(settings.shape.depth);
+  int rank = right();
+  while (rank != settings.rank && waiting_at(right_of(rank), lane) == depth) rank = right_of(rank);
+  return rank == settings.rank ? right() : rank;
+}
+
 std::string Group::late_ranks(std::uint64_t call) const {
   std::string text;
   for (int rank = 0; rank < settings.world; ++rank) {

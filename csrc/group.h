@@ -27,8 +27,8 @@ class Group {
 
   const RingSettings settings;
 
-  int left() const { return (settings.rank + settings.world - 1) % settings.world; }
-  int right() const { return (settings.rank + 1) % settings.world; }
+  int left() const { return left_of(settings.rank); }
+  int right() const { return right_of(settings.rank); }
   const Region& region(int rank) const { return regions_[static_cast<std::size_t>(rank)]; }
   Control& control(int rank) const { return region(rank).control(); }
   Control& own_control() const { return control(settings.rank); }
@@ -49,11 +49,20 @@ class Group {
   // Fails the ring if a peer that `call` needs has ended or has closed it.
   void check_peers(std::uint64_t call);
 
+  // For the text of a time-out, the rank that holds up a wait for left (for right): the nearest one on that side that
+  // has a segment to take (a free slot to fill) and does not go on. Ranks in between wait as this one does.
+  int stalled_left(int lane) const;
+  int stalled_right(int lane) const;
+
   // "; rank 3 is not in call 8 (it has completed 7)" for each rank that is late, or ""
   std::string late_ranks(std::uint64_t call) const;
 
  private:
   void wake(int rank) const;
+  int left_of(int rank) const { return (rank + settings.world - 1) % settings.world; }
+  int right_of(int rank) const { return (rank + 1) % settings.world; }
+  // Segments that wait in the slots of `rank`. Read while others write: good for a text, not for a decision.
+  std::uint64_t waiting_at(int rank, int lane) const;
 
   std::vector<Region> regions_;
   std::vector<int> process_fds_;

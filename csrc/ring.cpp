@@ -37,8 +37,9 @@ LanePort::LanePort(Group& group, const Call& call, int lane, LaneState& state, W
 
 void LanePort::wait_posted() {
   wait_.until(group_.region(group_.settings.rank).posted(lane_), state_.received + 1, [this] {
-    return "segment " + std::to_string(state_.received) + " from rank " + std::to_string(group_.left()) + " (call " +
-           std::to_string(call_.fingerprint.call) + ", " + describe(call_.fingerprint) + ")";
+    return Awaited{
+        "segment " + std::to_string(state_.received) + " from rank " + std::to_string(group_.left()) + call_text(),
+        group_.left(), group_.stalled_left(lane_)};
   });
 }
 
@@ -46,9 +47,14 @@ void LanePort::wait_taken() {
   const auto depth = static_cast<std::uint64_t>(group_.settings.shape.depth);
   if (state_.sent < depth) return;
   wait_.until(group_.region(group_.settings.rank).taken(lane_), state_.sent + 1 - depth, [this] {
-    return "free slot for segment " + std::to_string(state_.sent) + " at rank " + std::to_string(group_.right()) +
-           " (call " + std::to_string(call_.fingerprint.call) + ", " + describe(call_.fingerprint) + ")";
+    return Awaited{"free slot for segment " + std::to_string(state_.sent) + " at rank " +
+                       std::to_string(group_.right()) + call_text(),
+                   group_.right(), group_.stalled_right(lane_)};
   });
+}
+
+std::string LanePort::call_text() const {
+  return " (call " + std::to_string(call_.fingerprint.call) + ", " + describe(call_.fingerprint) + ")";
 }
 
 void LanePort::take() { publish(group_.region(group_.left()).taken(lane_), ++state_.received); }
@@ -63,7 +69,7 @@ void LanePort::move(std::uint64_t segment, int k, bool receives, bool sends) {
   std::byte* out = sends ? group_.region(group_.right()).slot(lane_, state_.sent) : nullptr;
 
   received_count_ = receives ? read_header(in, segment, k, payload_bytes) : 0;
-  partial_count_ = received_count_ + call_.count;
+  partial_count_ = received_count_ + (k < world ? call_.count : 0);  // a finished chunk carries the total
   if (!std::isfinite(partial_count_)) {
     throw group_.fail(FailureKind::aborted, call_.fingerprint.call, "the counts of the ranks add up to infinity");
   }
@@ -72,6 +78,11 @@ void LanePort::move(std::uint64_t segment, int k, bool receives, bool sends) {
     if (k < world - 1) reduce(span, k, slots);
     if (k == world - 1) finish(span, k, slots);
     if (k > world - 1) gather(span, slots);
+  }
+  // Fractional counts round by the order in which they are added, which differs from chunk to chunk: one for all.
+  const bool finished = k >= world - 1 && !handshake_;
+  if (finished && (k == world - 1 || chunk_of_move(k, group_.settings.rank, world) == 0)) {
+    state_.total_count = partial_count_;
   }
   if (receives) state_.bytes_received += payload_bytes;
   if (sends) {
@@ -92,7 +103,6 @@ void LanePort::finish(const Span& span, int k, const Slots& slots) {
   const Mix mixed = mix(k, slots.received, input(span), span.elements);
   Combine rest = mixed.combine;
   rest.divisor = std::ldexp(divisor(), -mixed.exponent);
-  if (uses_count(call_.fingerprint.normalization)) state_.total_count = partial_count_;
 
   alignas(kLineBytes) std::byte piece[kPieceBytes];
   std::byte* sent = slots.sent;

@@ -69,6 +69,7 @@ class LanePort {
   };
   Mix mix(int k, const std::byte* received, const std::byte* own, std::uint64_t elements) const;
   double divisor() const;
+  std::string call_text() const;
   void combine_into(std::byte* out, Combine what) const;
   void write_output(std::byte* out, const std::byte* in, std::size_t bytes) const;
   double read_header(const std::byte* slot, std::uint64_t segment, int k, std::uint64_t payload_bytes);

@@ -34,7 +34,7 @@ bool Wait::spin(const SharedCounter& counter, std::uint64_t target) const {
   return false;
 }
 
-void Wait::until_slowly(SharedCounter& counter, std::uint64_t target, const std::function<std::string()>& what) {
+void Wait::until_slowly(SharedCounter& counter, std::uint64_t target, const std::function<Awaited()>& what) {
   const Clock::time_point start = Clock::now();
   double waited_s = 0, checked_s = 0;
   bool arrived = spin(counter, target);
@@ -57,15 +57,23 @@ void Wait::until_slowly(SharedCounter& counter, std::uint64_t target, const std:
   seconds_ += seconds_since(start);
 }
 
-void Wait::check(double waited_s, const std::function<std::string()>& what) {
+void Wait::check(double waited_s, const std::function<Awaited()>& what) {
   check_interrupt();
   group_.check_peers(call_);
   if (waited_s < group_.settings.timeout_s) return;
+  throw group_.fail(FailureKind::timeout, call_, timeout_text(waited_s, what()));
+}
+
+std::string Wait::timeout_text(double waited_s, const Awaited& awaited) const {
   std::array<char, 32> time{};
   std::snprintf(time.data(), time.size(), "%.1f s", waited_s);
-  throw group_.fail(FailureKind::timeout, call_,
-                    "rank " + std::to_string(group_.settings.rank) + ": no " + what() + " in " + time.data() +
-                        group_.late_ranks(call_) + "; is that process alive, and does it make the same calls?");
+  std::string cause = group_.late_ranks(call_);
+  if (cause.empty() && awaited.stalled != awaited.neighbour) {
+    cause = "; rank " + std::to_string(awaited.neighbour) + " waits as well, and rank " +
+            std::to_string(awaited.stalled) + " does not go on";
+  }
+  return "rank " + std::to_string(group_.settings.rank) + ": no " + awaited.what + " in " + time.data() + cause +
+         "; is that process alive, and does it make the same calls?";
 }
 
 void Wait::check_interrupt() {

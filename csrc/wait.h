@@ -10,13 +10,20 @@ namespace ring_reduce {
 // Called now and then by a wait of the calling thread; throws to interrupt it (Ctrl-C).
 using Interrupt = std::function<void()>;
 
+// What a wait is for, as its time-out tells it.
+struct Awaited {
+  std::string what;  // "segment 17 from rank 1"
+  int neighbour;
+  int stalled;  // the rank that holds it up: the neighbour, or one behind it
+};
+
 class Wait {
  public:
   // `interrupt` may be null.
   Wait(Group& group, std::uint64_t call, const Interrupt* interrupt)
       : group_(group), call_(call), interrupt_(interrupt) {}
 
-  // Until the counter has reached `target`. `what` says what is waited for: "segment 17 from rank 1".
+  // Until the counter has reached `target`; `what` returns an Awaited.
   // Throws RingFailure when the ring fails, a peer is lost or the time is up.
   template <class What>
   void until(SharedCounter& counter, std::uint64_t target, const What& what) {
@@ -26,9 +33,10 @@ class Wait {
   double seconds() const { return seconds_; }
 
  private:
-  void until_slowly(SharedCounter& counter, std::uint64_t target, const std::function<std::string()>& what);
+  void until_slowly(SharedCounter& counter, std::uint64_t target, const std::function<Awaited()>& what);
   bool spin(const SharedCounter& counter, std::uint64_t target) const;
-  void check(double waited_s, const std::function<std::string()>& what);
+  void check(double waited_s, const std::function<Awaited()>& what);
+  std::string timeout_text(double waited_s, const Awaited& awaited) const;
   void check_interrupt();
 
   Group& group_;

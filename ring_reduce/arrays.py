@@ -79,6 +79,10 @@ class _Numpy:
         self._names: dict[np.dtype, str] = {}  # checked before; dtype.name is slow
 
     def check(self, x: np.ndarray) -> str:
+        if isinstance(x, np.ma.MaskedArray):
+            raise TypeError(
+                "a ring takes plain arrays, and what is masked would be added too; use x.filled(0), or x.data"
+            )
         name = self._names.get(x.dtype)
         if name is None:
             if not x.dtype.isnative:
@@ -128,10 +132,13 @@ class _Numpy:
 class _Torch:
     def __init__(self) -> None:
         self._names: dict[Any, str] = {}
+        self._kinds: set[type] = set()  # checked before
 
     def check(self, x: Any) -> str:
         import torch
 
+        if type(x) not in self._kinds:
+            self._check_kind(type(x), torch.Tensor)
         if x.layout is not torch.strided:
             raise TypeError(
                 f"a ring takes dense tensors, not {x.layout}; use x.to_dense(), or a dense gradient"
@@ -141,7 +148,32 @@ class _Torch:
         name = self._names.get(x.dtype)
         if name is None:
             name = self._names[x.dtype] = _check_type(str(x.dtype).removeprefix("torch."))
+        self._check_memory(x)
         return name
+
+    def _check_kind(self, kind: type, tensor: Any) -> None:
+        """``TypeError`` for a subclass whose elements lie elsewhere: in a wrapped tensor, on other ranks, nowhere."""
+        if getattr(kind, "__torch_dispatch__", None) is not tensor.__torch_dispatch__:
+            raise TypeError(
+                f"a ring takes tensors that hold their elements, and a {kind.__name__} stands for others; pass what it "
+                f"wraps (x.to_local() of a DTensor)"
+            )
+        self._kinds.add(kind)
+
+    def _check_memory(self, x: Any) -> None:
+        """``ValueError`` unless the memory of ``x`` reaches to its last element: the core trusts the address."""
+        elements = x.numel()
+        if elements == 0:
+            return
+        if not x.is_contiguous():
+            elements = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+        needed = (x.storage_offset() + elements) * x.element_size()
+        held = 0 if x._is_zerotensor() else x.untyped_storage().nbytes()
+        if needed > held:
+            raise ValueError(
+                f"the storage of this tensor of shape {tuple(x.shape)} holds {held} bytes, and its elements need "
+                f"{needed}: it was freed or resized, or has no memory of its own; pass x.clone(), or resize it back"
+            )
 
     def check_writable(self, x: Any, what: str) -> None:
         if not x.is_contiguous() and _may_overlap(x.shape, x.stride()):

@@ -13,18 +13,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import socket
-import struct
 import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from .channel import Channel, dial, raise_refusal, readable
 from .errors import RingError, RingMismatch, RingTimeout
 
-_MESSAGE_BYTES = 65536
 _POLL_S = 0.02
 GRACE_S = 5.0  # that the others wait longer than rank 0, which knows who is missing
 
@@ -51,60 +49,6 @@ class Member:
         return f"ring {self.name!r}, rank {self.rank}"
 
 
-class Channel:
-    """One end of a connection: JSON messages with file descriptors, each with a deadline."""
-
-    def __init__(self, connection: socket.socket, address: str) -> None:
-        self.address = address
-        self._socket = connection
-        connection.setblocking(False)
-
-    def send(self, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
-        data = json.dumps(message).encode()[:_MESSAGE_BYTES]
-        socket.send_fds(self._socket, [data], descriptors or [])
-
-    def receive(self, deadline: float) -> tuple[dict[str, Any], list[int]]:
-        """The next message and its descriptors; ``ConnectionError`` if the other end is gone, ``TimeoutError``."""
-        while not _readable(self._socket, min(0.2, deadline - time.monotonic())):
-            if time.monotonic() > deadline:
-                raise TimeoutError
-        try:
-            data, descriptors, _, _ = socket.recv_fds(
-                self._socket, _MESSAGE_BYTES, 8, socket.MSG_CMSG_CLOEXEC
-            )
-        except ConnectionResetError:  # reported once; what was sent before the end is still to be read
-            data, descriptors, _, _ = socket.recv_fds(
-                self._socket, _MESSAGE_BYTES, 8, socket.MSG_CMSG_CLOEXEC
-            )
-        if not data:
-            raise ConnectionError("it closed the connection")
-        try:
-            message = json.loads(data)
-            message.keys()
-        except (ValueError, AttributeError):
-            for descriptor in descriptors:
-                os.close(descriptor)
-            raise ConnectionError("it sent no JSON object") from None
-        return message, descriptors
-
-    def peer_uid(self) -> int:
-        """Abstract sockets have no permissions, so each end looks at who is at the other."""
-        size = struct.calcsize("3i")
-        return int(
-            struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1]
-        )
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-def raise_refusal(message: dict[str, Any]) -> None:
-    """Raises the error that a message carries, if it does."""
-    if "error" in message:
-        kinds = {"timeout": RingTimeout, "mismatch": RingMismatch}
-        raise kinds.get(str(message.get("kind")), RingError)(str(message["error"]))
-
-
 def boot_id() -> str:
     """Tells hosts apart; containers of one host share it."""
     try:
@@ -122,7 +66,10 @@ class Hub:
         self._store = store
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
-        self._channels: dict[int, Channel] = {}
+        self._channels: dict[int, Channel] = {}  # of the ranks, by rank
+        self._surplus: list[
+            Channel
+        ] = []  # of whoever else says that it is a rank: it is told of the error too
         self._address = f"ring_reduce-{uuid.uuid4().hex}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
@@ -133,7 +80,7 @@ class Hub:
         self._publish({})
         hellos: dict[int, dict[str, Any]] = {}
         while len(hellos) < self._member.world - 1:
-            if _readable(self._listener, 0.2):
+            if readable(self._listener, 0.2):
                 self._admit(Channel(self._listener.accept()[0], self._address), hellos)
             elif time.monotonic() > self._deadline:
                 missing = [rank for rank in range(1, self._member.world) if rank not in hellos]
@@ -163,16 +110,17 @@ class Hub:
         except (OSError, TimeoutError, KeyError, ValueError, TypeError):  # no rank of this version
             channel.close()
             return
-        previous = self._channels.get(rank)
-        self._channels[rank if rank not in self._channels else -1 - rank] = (
-            channel  # it is told of any error too
-        )
+        surplus = rank not in range(1, self._member.world) or rank in self._channels
+        if surplus:
+            self._surplus.append(channel)
+        else:
+            self._channels[rank] = channel
         if world != self._member.world:
             raise RingMismatch(
                 f"ring {self._member.name!r}: world is {self._member.world} on rank 0 and {world} on rank "
                 f"{rank}; every rank has to pass the same world"
             )
-        if previous is not None or not 0 < rank < self._member.world:
+        if surplus:
             raise RingMismatch(
                 f"ring {self._member.name!r}: two processes say that they are rank {rank}, or it is not between 0 and "
                 f"{self._member.world - 1}; give each rank its own number"
@@ -213,7 +161,7 @@ class Hub:
         """Tells everybody why there is no ring: over the connections, and in the Store for who has none yet."""
         with contextlib.suppress(Exception):  # the Store may be what failed
             self._publish({**refusal, "at": time.time()})
-        for channel in self._channels.values():
+        for channel in [*self._channels.values(), *self._surplus]:
             with contextlib.suppress(OSError):
                 channel.send(refusal)
 
@@ -227,7 +175,7 @@ class Hub:
     def close(self) -> None:
         """Closes the socket and all connections."""
         self._listener.close()
-        for channel in self._channels.values():
+        for channel in [*self._channels.values(), *self._surplus]:
             channel.close()
 
 
@@ -237,7 +185,8 @@ _heard: set[tuple[int, str]] = set()
 
 def connect(member: Member, store: Store, timeout: float) -> Channel:
     """The connection of a rank other than 0 to rank 0."""
-    start, deadline = time.time(), time.monotonic() + timeout + GRACE_S
+    start, started = time.time(), time.monotonic()
+    deadline = started + timeout + GRACE_S
     reason = "it did not publish its address"
     while time.monotonic() < deadline:
         record = read_record(member, store)
@@ -246,15 +195,17 @@ def connect(member: Member, store: Store, timeout: float) -> Channel:
             store.set(refusal_key(member, record["address"]), text.encode())
             raise RingError(text)
         if record is not None and "error" in record:
-            # A recent refusal is of the ring that this rank came for; an old one is of an earlier try, and rank 0 will
-            # write a new address.
-            if record["at"] > start - GRACE_S and (member.rank, record["address"]) not in _heard:
+            # One that is younger than this rank's start is of the ring that it came for; an older one may be, or is of
+            # an earlier try, and then rank 0 soon writes a new address; an old one is of an earlier try.
+            age = start - record["at"]
+            settled = age <= 0 or (age < GRACE_S and time.monotonic() - started > GRACE_S)
+            if settled and (member.rank, record["address"]) not in _heard:
                 _heard.add((member.rank, record["address"]))
                 raise_refusal(record)
             reason = f"it gave up an earlier try: {record['error']}"
         elif record is not None:
             # An address of an earlier ring of this name refuses: rank 0 will write a new one.
-            channel = _try_connect(record["address"])
+            channel = dial(record["address"])
             if channel is not None and channel.peer_uid() == os.geteuid():
                 return channel
             reason = (
@@ -295,16 +246,6 @@ def read_record(member: Member, store: Store) -> dict[str, Any] | None:
     return record
 
 
-def _try_connect(address: str) -> Channel | None:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        connection.connect("\0" + address)
-    except OSError:
-        connection.close()
-        return None
-    return Channel(connection, address)
-
-
 def address_key(member: Member) -> str:
     """Where rank 0 of a ring puts its address; a later ring of the same name writes it anew."""
     return f"ring_reduce/{member.name}/address"
@@ -313,13 +254,6 @@ def address_key(member: Member) -> str:
 def refusal_key(member: Member, address: str) -> str:
     """Where a rank that can't connect says why; the address makes it one ring's."""
     return f"ring_reduce/{member.name}/refusal/{address}"
-
-
-def _readable(connection: socket.socket, timeout_s: float) -> bool:
-    # Not select(), which takes descriptors below 1024 only.
-    poller = select.poll()
-    poller.register(connection, select.POLLIN)
-    return bool(poller.poll(max(0.0, timeout_s) * 1000))
 
 
 def _listed(ranks: list[int]) -> str:

@@ -16,6 +16,9 @@ from .normalization import SUM, Kind, Normalization
 # Numbered as Operation in csrc/call.h.
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = 0, 1, 2
 
+# All but float64 is divided in float32: below its least normal number, or above its range, a divisor is not itself.
+SMALLEST_DIVISOR, LARGEST_DIVISOR = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
+
 
 @dataclass
 class Call:
@@ -28,7 +31,7 @@ class Call:
     input: Any  # contiguous
     output: Any  # contiguous; the same object as `input` where the call is in place
     elements: int  # of the whole tensor
-    library: Library
+    arrays: Library
     result: Any  # what the caller gets: `output`, or where it is copied to
     total_count: float = 0.0  # after the call: the sum of counts over ranks, where the normalization has one
 
@@ -40,15 +43,15 @@ class Call:
             int(self.normalization.kind),
             self.normalization.total,
             self.count,
-            self.library.address(self.input),
-            self.library.address(self.output),
+            self.arrays.address(self.input),
+            self.arrays.address(self.output),
             self.elements,
             interruptible,
         )
         if self.result is self.output:
-            self.library.written(self.output)
+            self.arrays.written(self.output)
         else:
-            self.library.assign(self.result, self.output)
+            self.arrays.assign(self.result, self.output)
         return self.result
 
 
@@ -149,6 +152,8 @@ def check_count(count: Any, normalization: Normalization) -> float:
         raise CountError(f"count is {count!r}; it has to be a finite number, 0 or more")
     if (value >= 2**53 and value != count) or value > 2**53:
         raise CountError(f"count is {count}; counts go up to 2**53, so that float64 holds their sum exactly")
+    if 0 < value < SMALLEST_DIVISOR:
+        raise CountError(f"count is {count}; one that is not 0 is at least 2**-126, as float32 can divide by")
     return value
 
 
@@ -162,6 +167,11 @@ def _check_normalization(normalization: Normalization, type_name: str, count: An
     if type_name in INTEGERS and normalization.kind is not Kind.SUM:
         raise TypeError(
             f"{normalization!r} divides, and {type_name} can't hold a quotient; use SUM, or convert to a floating type"
+        )
+    if type_name != "float64" and not SMALLEST_DIVISOR <= normalization.total <= LARGEST_DIVISOR:
+        raise ValueError(
+            f"{normalization!r} on {type_name}: it is divided in float32, whose divisors go from "
+            f"{SMALLEST_DIVISOR:.3g} to {LARGEST_DIVISOR:.3g}; use float64, or scale the tensor"
         )
     if normalization.uses_count:
         return check_count(count, normalization)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .call import check_count
-from .errors import CountError
+from .errors import CountError, text_of
 from .normalization import Kind, Normalization
 from .ring import Ring
 from .work import Work
@@ -76,13 +76,7 @@ class RingHookState:
         if not self._works or any(not work.done() or work.exception() for work in self._works):
             return None
         total = self._works[-1].total_count
-        kind = self.normalization.kind
-        divisors = {
-            Kind.SUM: 1.0,
-            Kind.MEAN: float(self.ring.world),
-            Kind.DIVIDE_BY: self.normalization.total,
-        }
-        return Reduction(total, divisors.get(kind, total), len(self._works))
+        return Reduction(total, self.normalization.divisor(self.ring.world, total), len(self._works))
 
     def _reduce(self, bucket: Any) -> Any:
         """Starts the reduction of a bucket; DDP hands them over in order, from 0 to the last."""
@@ -127,7 +121,7 @@ class _AbortOnError:
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         if error is not None and self._ring.failure is None:
-            self._ring.abort(f"{kind.__name__}: {error}")
+            self._ring.abort(text_of(error))
 
 
 def _outside_backward() -> bool:

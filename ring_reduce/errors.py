@@ -29,3 +29,11 @@ class RingClosed(RingError):
 
 class CountError(RingError, ValueError):
     """A count that is missing, used twice, negative, infinite or NaN. In a DDP hook it aborts the ring on all ranks."""
+
+
+def text_of(error: BaseException) -> str:
+    """Type and text of any exception, for the other ranks."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # its own __str__ fails, and the others still have to hear of it
+        return type(error).__name__

@@ -51,6 +51,18 @@ class Normalization:
         """Whether a call needs ``count=``."""
         return self.kind in (Kind.DIVIDE_BY_COUNT, Kind.WEIGHTED_MEAN)
 
+    def divisor(self, world: int, total_count: float) -> float:
+        """What the sum over ``world`` ranks is divided by; 0 where nothing was counted, and the result is 0."""
+        match self.kind:
+            case Kind.SUM:
+                return 1.0
+            case Kind.MEAN:
+                return float(world)
+            case Kind.DIVIDE_BY:
+                return self.total
+            case Kind.DIVIDE_BY_COUNT | Kind.WEIGHTED_MEAN:
+                return total_count
+
     def __repr__(self) -> str:
         return f"divide_by({self.total:g})" if self.kind is Kind.DIVIDE_BY else self.kind.name
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
+import operator
 import os
 import threading
 import time
 import weakref
 from dataclasses import dataclass
+from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _core
 from .bootstrap import Member, Store
 from .call import Call, all_gather_call, all_reduce_call, reduce_scatter_call
-from .errors import RingClosed, RingError
+from .errors import RingClosed, RingError, text_of
 from .normalization import SUM, Normalization
 from .shm import Tuning, open_ring
 from .work import CommunicationThread, Work
@@ -50,8 +51,8 @@ class Ring:
         rank: this process, 0 to ``world - 1``.
         world: number of processes.
         name: tells rings apart that meet in one store at the same time.
-        timeout: seconds that a call may go without progress, and that making the ring may take; default
-            ``RING_REDUCE_TIMEOUT`` or 300.
+        timeout: seconds (or a timedelta) that a call may go without progress, and that making the ring may take;
+            default ``RING_REDUCE_TIMEOUT`` or 300.
         lanes: threads a rank; the fewest that any rank asks for count. Default: the cores divided among the ranks,
             at most 4. Results do not depend on it.
 
@@ -68,16 +69,22 @@ class Ring:
         rank: int,
         world: int,
         name: str = "default",
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
         lanes: int | None = None,
         _tuning: dict[str, Any] | None = None,
     ) -> None:
+        rank, world = _whole(rank, "rank"), _whole(world, "world")
         if world < 1 or not 0 <= rank < world:
             raise ValueError(
                 f"rank {rank} of a world of {world}: a ring needs world >= 1 and 0 <= rank < world"
             )
-        if lanes is not None and not 1 <= lanes <= 64:
+        if lanes is not None and not 1 <= _whole(lanes, "lanes") <= 64:
             raise ValueError(f"lanes={lanes}: a ring has 1 to 64 lanes")
+        if store is not None and not all(hasattr(store, name) for name in ("set", "get", "check")):
+            raise TypeError(
+                f"store is a {type(store).__name__}; a ring meets in a torch.distributed.Store, or what has its set(), "
+                f"get() and check()"
+            )
         self.rank = rank
         self.world = world
         self.name = name
@@ -100,7 +107,7 @@ class Ring:
         group: dist.ProcessGroup | None = None,
         *,
         name: str = "default",
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
         lanes: int | None = None,
         _tuning: dict[str, Any] | None = None,
     ) -> Ring:
@@ -225,7 +232,8 @@ class Ring:
 
         From any thread. Nothing happens if the ring has failed or is closed.
         """
-        self._core.abort(f"rank {self.rank} aborted the ring: {reason}")
+        text = f"rank {self.rank} aborted the ring: {reason}"
+        self._core.abort(text.encode(errors="replace").decode())  # a lone surrogate is no UTF-8
 
     def check(self) -> None:
         """Raises why the ring failed, or ``RingClosed`` after :meth:`close`; nothing while it works."""
@@ -250,11 +258,12 @@ class Ring:
             self.close()
             return
         if not isinstance(error, RingError) or self.failure is None:
-            self.abort(f"{type(error).__name__}: {error}")
+            self.abort(text_of(error))
         self._close(_CLOSE_TIMEOUT_S)
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else f"{self.lanes} lanes, {self.transport}"
+        lanes = "1 lane" if self.lanes == 1 else f"{self.lanes} lanes"
+        state = "closed" if self.closed else f"{lanes}, {self.transport}"
         return f"<Ring {self.name!r} rank {self.rank} of {self.world}, {state}>"
 
     def _start(self, call: Call, async_op: bool) -> Any:
@@ -317,13 +326,28 @@ def _shut_down(core: _core.CpuRing, thread: CommunicationThread, member: Member,
         core.close()
 
 
-def _timeout_s(timeout: float | None) -> float:
+def _timeout_s(timeout: float | timedelta | None) -> float:
     if timeout is None:
         text = os.environ.get("RING_REDUCE_TIMEOUT")
         try:
             timeout = float(text) if text else DEFAULT_TIMEOUT_S
         except ValueError:
             raise ValueError(f"RING_REDUCE_TIMEOUT is {text!r}; it has to be a number of seconds") from None
-    if not (math.isfinite(timeout) and timeout > 0):
-        raise ValueError(f"timeout is {timeout} s; it has to be positive and finite")
+    if isinstance(timeout, timedelta):
+        timeout = timeout.total_seconds()
+    if isinstance(timeout, bool) or not hasattr(timeout, "__float__"):
+        raise TypeError(f"timeout is {timeout!r}; it has to be a number of seconds")
+    if not 0 < float(timeout) <= threading.TIMEOUT_MAX:
+        raise ValueError(
+            f"timeout is {timeout} s; it has to be positive, and at most {threading.TIMEOUT_MAX:.0f} s"
+        )
     return float(timeout)
+
+
+def _whole(value: Any, what: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"{what} is {value!r}, a {type(value).__name__}; it has to be a whole number"
+        ) from None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from .errors import RingClosed
+from .errors import RingClosed, RingError
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +23,7 @@ class Work:
     def __init__(self, future: Future[Any], call: Call) -> None:
         self._future = future
         self._call = call
+        self._process = os.getpid()
 
     @property
     def total_count(self) -> float:
@@ -31,8 +33,11 @@ class Work:
     def wait(self, timeout: float | None = None) -> Any:
         """Blocks until the call is done and returns its result: the reduced tensor or array.
 
-        Raises what the call raised; ``TimeoutError`` after ``timeout`` seconds (the call itself goes on).
+        Raises what the call raised; ``TimeoutError`` after ``timeout`` seconds (the call itself goes on); ``RingError``
+        in a fork, where the thread that would end the call does not run.
         """
+        if os.getpid() != self._process and not self._future.done():
+            raise RingError("this process is a fork of the one that made the call; wait for it there")
         return self._future.result(timeout)
 
     def done(self) -> bool:
@@ -42,6 +47,10 @@ class Work:
     def exception(self) -> BaseException | None:
         """What the call raised; None if it succeeded or is not done."""
         return self._future.exception() if self._future.done() else None
+
+    def __repr__(self) -> str:
+        state = "running" if not self.done() else "failed" if self._future.exception() else "done"
+        return f"<Work {state}>"
 
     def get_future(self) -> torch.futures.Future[Any]:
         """The same as a torch future, as DDP's hooks return it. Its value is the result.

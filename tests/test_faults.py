@@ -155,51 +155,6 @@ def test_a_rank_that_leaves_before_a_call(how: str, kind: type[Exception], text:
     assert text in str(error)
 
 
-def never_call(seat: Seat, async_op: bool) -> Exception | None:
-    with seat.ring(timeout=1.0) as ring:
-        ring.all_reduce(np.ones(5))
-        if seat.rank == 1:
-            seat.store.get("timed out")
-            return caught(lambda: ring.all_reduce(np.ones(5)))
-        if async_op:
-            error = caught(ring.all_reduce(np.ones(5), async_op=True).wait)
-        else:
-            error = caught(lambda: ring.all_reduce(np.ones(5)))
-        seat.store.set("timed out", b"")
-        return error
-
-
-@pytest.mark.parametrize("async_op", [False, True])
-def test_a_rank_that_never_calls_is_named(run: Run, async_op: bool) -> None:
-    errors = run(3, never_call, async_op)
-    for error in errors:
-        assert type(error) is rr.RingTimeout
-        assert "rank 1 has not made call 2 (it has completed 1)" in str(error)
-        assert "in 1.0 s" in str(error)
-        assert "is that process alive" in str(error)
-        assert str(error) == str(errors[0])
-
-
-def stopped(seat: Seat) -> Exception | None:
-    with seat.ring(timeout=2.0) as ring:
-        seat.store.set(f"calling {seat.rank}", b"")
-        return calls_until_it_fails(ring, 1 << 20)
-
-
-def test_a_rank_that_is_stopped_in_a_call_is_a_timeout() -> None:
-    with Team(2) as team:
-        team.begin(stopped)
-        team.wait_for("calling 1")
-        os.kill(team.processes[1].pid, signal.SIGSTOP)
-        time.sleep(3)
-        os.kill(team.processes[1].pid, signal.SIGCONT)
-        errors = team.finish()
-    for error in errors:
-        assert type(error) is rr.RingTimeout
-        assert "rank 1" in str(error)
-        assert str(error) == str(errors[0])
-
-
 def raise_inside(seat: Seat) -> Exception | None:
     def body() -> None:
         with seat.ring() as ring:

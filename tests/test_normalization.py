@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import reference
 import ring_reduce as rr
@@ -245,3 +246,42 @@ def test_normalizations_are_values() -> None:
         "divide_by(8)",
     ]
     assert [n.uses_count for n in (rr.SUM, rr.MEAN, rr.divide_by(2), *WEIGHTED)] == [False] * 3 + [True] * 2
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("total", [1e-46, 1e-39, 3.5e38, 1e300])
+def test_a_total_that_float32_does_not_hold(name: str, total: float) -> None:
+    x = torch.ones(3, dtype=getattr(torch, name))
+    with rr.Ring(rank=0, world=1) as ring:
+        with pytest.raises(ValueError, match=f"on {name}: it is divided in float32"):
+            ring.all_reduce(x, rr.divide_by(total))
+        assert x.tolist() == [1, 1, 1]
+        wide = ring.all_reduce(np.full(3, total), rr.divide_by(total))
+        assert wide.tolist() == [1, 1, 1]
+
+
+def test_the_least_and_the_largest_total_of_float32() -> None:
+    least, largest = np.finfo(np.float32).tiny, np.finfo(np.float32).max
+    with rr.Ring(rank=0, world=1) as ring:
+        for total in (least, largest):
+            x = np.array([total, 0], np.float32)
+            assert ring.all_reduce(x, rr.divide_by(total)).tolist() == [1, 0]
+        assert ring.all_reduce(np.array([least]), rr.DIVIDE_BY_COUNT, count=least).tolist() == [1]
+        with pytest.raises(rr.CountError, match=r"count is 1e-300; one that is not 0 is at least 2\*\*-126"):
+            ring.all_reduce(np.ones(3), rr.WEIGHTED_MEAN, count=1e-300)
+
+
+def fractional_total(seat: Seat) -> list[float]:
+    """Counts whose float64 sum depends on the order."""
+    ring = seat.kept_ring(segment_bytes=1024)
+    totals = []
+    for elements in (0, 1, 7, 100_000):
+        ring.all_reduce(np.ones(elements), rr.DIVIDE_BY_COUNT, count=[0.1, 0.2, 0.3, 0.7, 1e-17][seat.rank])
+        totals.append(ring.stats.last_count)
+    return totals
+
+
+def test_the_total_of_fractional_counts_is_the_same_on_every_rank(run: Run) -> None:
+    totals = run(5, fractional_total)
+    assert totals == [totals[0]] * 5
+    assert totals[0] == pytest.approx([1.3] * 4, rel=1e-15)

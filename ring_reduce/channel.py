@@ -1,0 +1,88 @@
+"""A connection of two ranks of a host while a ring is made: JSON messages with file descriptors over a Unix socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import struct
+import time
+from typing import Any
+
+from .errors import RingError, RingMismatch, RingTimeout
+
+_MESSAGE_BYTES = 65536
+
+
+class Channel:
+    """One end of a connection: JSON messages with file descriptors, each with a deadline."""
+
+    def __init__(self, connection: socket.socket, address: str) -> None:
+        self.address = address
+        self._socket = connection
+        connection.setblocking(False)
+
+    def send(self, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
+        data = json.dumps(message).encode()[:_MESSAGE_BYTES]
+        socket.send_fds(self._socket, [data], descriptors or [])
+
+    def receive(self, deadline: float) -> tuple[dict[str, Any], list[int]]:
+        """The next message and its descriptors; ``ConnectionError`` if the other end is gone, ``TimeoutError``."""
+        while not readable(self._socket, min(0.2, deadline - time.monotonic())):
+            if time.monotonic() > deadline:
+                raise TimeoutError
+        try:
+            data, descriptors, _, _ = socket.recv_fds(
+                self._socket, _MESSAGE_BYTES, 8, socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionResetError:  # reported once; what was sent before the end is still to be read
+            data, descriptors, _, _ = socket.recv_fds(
+                self._socket, _MESSAGE_BYTES, 8, socket.MSG_CMSG_CLOEXEC
+            )
+        if not data:
+            raise ConnectionError("it closed the connection")
+        try:
+            message = json.loads(data)
+            message.keys()
+        except (ValueError, AttributeError):
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise ConnectionError("it sent no JSON object") from None
+        return message, descriptors
+
+    def peer_uid(self) -> int:
+        """Abstract sockets have no permissions, so each end looks at who is at the other."""
+        size = struct.calcsize("3i")
+        return int(
+            struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1]
+        )
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def raise_refusal(message: dict[str, Any]) -> None:
+    """Raises the error that a message carries, if it does."""
+    if "error" in message:
+        kinds = {"timeout": RingTimeout, "mismatch": RingMismatch}
+        raise kinds.get(str(message.get("kind")), RingError)(str(message["error"]))
+
+
+def dial(address: str) -> Channel | None:
+    """A connection to an abstract address; None if nobody listens there, or nobody within reach."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect("\0" + address)
+    except OSError:
+        connection.close()
+        return None
+    return Channel(connection, address)
+
+
+def readable(connection: socket.socket, timeout_s: float) -> bool:
+    """Whether something can be read, or accepted, within ``timeout_s`` seconds."""
+    # Not select(), which takes descriptors below 1024 only.
+    poller = select.poll()
+    poller.register(connection, select.POLLIN)
+    return bool(poller.poll(max(0.0, timeout_s) * 1000))
