@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,11 @@ import pytest
 from launch import Team
 
 Run = Callable[..., list[Any]]
+
+
+def pytest_configure() -> None:
+    """A job in the background of a script ignores Ctrl-C, and so would every process that the tests interrupt."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Whose count enters a reduced backward: ranks that have left join(), ranks that count 0, models that share a ring."""
+"""Whose count enters a reduced backward: ranks that count 0, steps that are given up, models that share a ring."""
 
 from __future__ import annotations
 
@@ -25,67 +25,6 @@ from ddp_cases import (
 from ddp_helpers import group, wrap
 from launch import Seat
 from ring_reduce.normalization import Kind, Normalization
-
-JOIN_STEPS = [0, 2, 4]  # of each rank: one never trains, one leaves after the buckets were rebuilt
-JOIN_SIZES = (4, 2, 8)
-
-
-def join_uneven(seat: Seat, normalization: Normalization, sizes: tuple[int, ...]) -> list[Step]:
-    with group(seat) as ring:
-        model = make_model()
-        state = rr.attach(model, ring, normalization)
-        case = Case(normalization, sizes)
-        with model.join():
-            return [case.backward(model, state, seat.rank, step) for step in range(JOIN_STEPS[seat.rank])]
-
-
-def still_training(step: int) -> list[int]:
-    return [rank for rank, steps in enumerate(JOIN_STEPS) if step < steps]
-
-
-@pytest.mark.parametrize("normalization", [rr.DIVIDE_BY_COUNT, rr.WEIGHTED_MEAN], ids=repr)
-def test_join_divides_by_what_still_trains(run: Run, normalization: Normalization) -> None:
-    for rank, steps in enumerate(run(3, join_uneven, normalization, JOIN_SIZES)):
-        assert len(steps) == JOIN_STEPS[rank]
-        for step, seen in enumerate(steps):
-            active = still_training(step)
-            sums = summed(examples(r, step, JOIN_SIZES[r], torch.float64).sum(0) for r in active)
-            total = sum(JOIN_SIZES[r] for r in active)
-            assert_gradients(seen, quotient(sums, total), f"rank {rank}, step {step}, {total} examples")
-            assert seen.last is not None
-            assert seen.last[:2] == (total, total)
-
-
-def test_join_and_mean_divides_by_the_initial_world(run: Run) -> None:
-    for rank, steps in enumerate(run(3, join_uneven, rr.MEAN, JOIN_SIZES)):
-        for step, seen in enumerate(steps):
-            means = [examples(r, step, JOIN_SIZES[r], torch.float64).mean(0) for r in still_training(step)]
-            assert_gradients(seen, quotient(summed(means), 3), f"rank {rank}, step {step}")
-            assert seen.last is not None
-            assert seen.last[:2] == (0.0, 3.0)
-
-
-def mean_over_active(seat: Seat) -> list[Step]:
-    """Local means, and a count of 1 for each rank that trains."""
-    with group(seat) as ring:
-        model = make_model()
-        state = rr.attach(model, ring, rr.DIVIDE_BY_COUNT)
-        seen = []
-        with model.join():
-            for step in range(JOIN_STEPS[seat.rank]):
-                model.zero_grad()
-                state.add_count(1)
-                model(examples(seat.rank, step, JOIN_SIZES[seat.rank])).mean().backward()
-                seen.append(taken(model, state))
-        return seen
-
-
-def test_join_and_a_count_of_1_gives_the_mean_over_active_ranks(run: Run) -> None:
-    for rank, steps in enumerate(run(3, mean_over_active)):
-        for step, seen in enumerate(steps):
-            active = still_training(step)
-            means = [examples(r, step, JOIN_SIZES[r], torch.float64).mean(0) for r in active]
-            assert_gradients(seen, quotient(summed(means), len(active)), f"rank {rank}, step {step}")
 
 
 class Classifier(nn.Module):
@@ -184,7 +123,35 @@ def nan_of_rank_0(seat: Seat, normalization: Normalization) -> Step:
         return taken(model, state)
 
 
-def two_models(seat: Seat, two_rings: bool) -> list[list[Step]]:
+def steps_given_up(seat: Seat, case: Case) -> list[Step | None]:
+    """Steps 0 and 3, before and after DDP rebuilds its buckets, end after the forward: None."""
+    seen: list[Step | None] = []
+    with group(seat) as ring:
+        model = case.model()
+        state = rr.attach(model, ring, case.normalization)
+        for step in range(5):
+            if step in (0, 3):
+                state.add_count(100)
+                model(examples(seat.rank, step, 4))
+                state.reset()
+                seen.append(None)
+            else:
+                seen.append(case.backward(model, state, seat.rank, step))
+    return seen
+
+
+@pytest.mark.parametrize("normalization", [rr.DIVIDE_BY_COUNT, rr.WEIGHTED_MEAN], ids=repr)
+def test_a_step_that_all_ranks_skip_leaves_the_next_right(run: Run, normalization: Normalization) -> None:
+    case = Case(normalization, (8, 2))
+    for steps in run(2, steps_given_up, case):
+        for step, seen in enumerate(steps):
+            if seen is not None:
+                assert_gradients(seen, case.expected(step), f"step {step}")
+                assert seen.last is not None
+                assert seen.last[:2] == case.last()
+
+
+def two_models(seat: Seat, two_rings: bool, one_backward: bool) -> list[list[Step]]:
     """Counts added in one order, forwards and backwards made in others, over three steps."""
     seen: list[list[Step]] = []
     with group(seat) as ring, rr.Ring.from_group(name="second") as second:
@@ -201,15 +168,19 @@ def two_models(seat: Seat, two_rings: bool) -> list[list[Step]]:
                 models[1](examples(seat.rank, step, 4 + 4 * seat.rank)).mean(),
                 models[0](examples(seat.rank, 10 + step, 2)).sum(),
             ]
-            for loss in losses:
+            for loss in [losses[0] + losses[1]] if one_backward else losses:
                 loss.backward()
             seen.append([taken(m, s) for m, s in zip(models, states, strict=True)])
     return seen
 
 
-@pytest.mark.parametrize("two_rings", [False, True], ids=["one ring", "two rings"])
-def test_counts_of_two_models_stay_apart(run: Run, two_rings: bool) -> None:
-    for seen in run(2, two_models, two_rings):
+@pytest.mark.parametrize(
+    ("two_rings", "one_backward"),
+    [(False, False), (True, False), (True, True)],
+    ids=["one ring", "two rings", "two rings in one backward"],
+)
+def test_counts_of_two_models_stay_apart(run: Run, two_rings: bool, one_backward: bool) -> None:
+    for seen in run(2, two_models, two_rings, one_backward):
         for step, (first, second) in enumerate(seen):
             sums = summed(examples(rank, 10 + step, 2, torch.float64).sum(0) for rank in range(2))
             assert_gradients(first, quotient(sums, 4), f"first model, step {step}")
