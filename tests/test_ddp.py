@@ -77,7 +77,7 @@ def scaled_step(
     factor = 1e8 if step == 1 and rank == 0 else 1.0
     loss = loss_of(model(batch_of(rank, step, 4, torch.float16)).float(), 4) * factor
     model.zero_grad()
-    scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    scaler.scale(loss).backward()
     for parameter, half in zip(master, model.parameters(), strict=True):
         parameter.grad = half.grad.float()
     return not all(bool(gradient.isfinite().all()) for gradient in gradients(model))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -48,8 +46,8 @@ def weighted_cross_entropy(outputs: torch.Tensor, labels: torch.Tensor) -> torch
     return loss
 
 
-def ignored_labels(seat: Seat, everyone: bool) -> tuple[bool, list[torch.Tensor], Any]:
-    """Rank 1, or all, have no label that counts. Whether the own gradient is NaN, the gradient, and ``last``."""
+def ignored_labels(seat: Seat, everyone: bool) -> tuple[torch.Tensor, Step]:
+    """Rank 1, or all, have no label that counts. The rank's own gradient, and the step."""
     x = examples(seat.rank, 0, 4)[:, 0]
     labels = torch.tensor([0, 1, 2, 3])
     if everyone or seat.rank == 1:
@@ -62,26 +60,24 @@ def ignored_labels(seat: Seat, everyone: bool) -> tuple[bool, list[torch.Tensor]
         state = rr.attach(model, ring, rr.WEIGHTED_MEAN)
         state.add_count(counted)
         weighted_cross_entropy(model(x), labels).backward()
-        gradient = [w.grad.clone() for w in model.module.weights]
         own = alone.weights[0].grad
         assert own is not None
-        return bool(own.isnan().any()), [own, *gradient], state.last
+        return own, taken(model, state)
 
 
 def test_a_rank_without_labels_leaves_the_others_right(run: Run) -> None:
     results = run(2, ignored_labels, False)
-    assert [nan for nan, _, _ in results] == [False, True], "rank 1 brings NaN along"
-    own = results[0][1][0]
-    for _, (_, reduced), last in results:
-        assert torch.equal(reduced, own), "rank 0's own gradient, times 4 and divided by 4"
-        assert last == rr.ddp.Reduction(4.0, 4.0, 1)
+    assert [bool(own.isnan().any()) for own, _ in results] == [False, True], "rank 1 brings NaN along"
+    for _, step in results:
+        assert_gradients(step, [results[0][0]], "rank 0's own gradient, times 4 and divided by 4")
+        assert step.last == (4.0, 4.0, 1)
 
 
 def test_without_any_label_the_gradient_is_0(run: Run) -> None:
-    for nan, (_, reduced), last in run(2, ignored_labels, True):
-        assert nan
-        assert torch.equal(reduced, torch.zeros_like(reduced))
-        assert last == rr.ddp.Reduction(0.0, 0.0, 1)
+    for own, step in run(2, ignored_labels, True):
+        assert own.isnan().any()
+        assert_gradients(step, [torch.zeros_like(own)], "nobody counts")
+        assert step.last == (0.0, 0.0, 1)
 
 
 def a_count_of_0(seat: Seat, normalization: Normalization) -> Step:
