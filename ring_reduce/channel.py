@@ -40,15 +40,13 @@ class Channel:
             data, descriptors, _, _ = socket.recv_fds(
                 self._socket, _MESSAGE_BYTES, 8, socket.MSG_CMSG_CLOEXEC
             )
-        if not data:
-            raise ConnectionError("it closed the connection")
         try:
             message = json.loads(data)
             message.keys()
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             for descriptor in descriptors:
                 os.close(descriptor)
-            raise ConnectionError("it sent no JSON object") from None
+            raise ConnectionError("it sent no JSON object" if data else "it closed the connection") from None
         return message, descriptors
 
     def peer_uid(self) -> int:

@@ -48,6 +48,11 @@ class Work:
         """What the call raised; None if it succeeded or is not done."""
         return self._future.exception() if self._future.done() else None
 
+    def when_done(self, callback: Callable[[float, BaseException | None], object]) -> None:
+        """Calls ``callback(total_count, exception)`` on the ring's thread, or here and now if the call has ended."""
+        call = self._call  # not self: a cycle would keep the tensors
+        self._future.add_done_callback(lambda future: callback(call.total_count, future.exception()))
+
     def __repr__(self) -> str:
         state = "running" if not self.done() else "failed" if self._future.exception() else "done"
         return f"<Work {state}>"
@@ -96,12 +101,13 @@ class CommunicationThread:
         with self._lock:
             if self._stopping:
                 raise RingClosed(f"{self._name}: the ring is being closed; make a new one for further calls")
-            self._unfinished += 1
             if self._thread is None:
                 # A daemon: a call that waits for a peer must not keep the interpreter from exiting. The ring's exit
                 # handler ends it before Python does.
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()  # raises where no thread can be had, and nothing has changed
+                self._thread = thread
+            self._unfinished += 1
             self._jobs.put((job, future))
         return future
 

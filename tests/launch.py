@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -268,3 +269,28 @@ def spawn(
     """``function(seat, *arguments)`` in ``world`` new processes; their results by rank. See :meth:`Team.run`."""
     with Team(world, start) as team:
         return team.run(function, *arguments, lost=lost, timeout=timeout)
+
+
+def run_script(world: int, code: str, directory: Path) -> list[tuple[int, str, str]]:
+    """``code`` in ``world`` new interpreters, whose arguments are ``directory`` and a rank; status, output and errors.
+
+    For what only an interpreter of its own does: Python's exit. Leaves no process, and no child of one.
+    """
+    script = directory / "script.py"
+    script.write_text(code)
+    command = [sys.executable, str(script), str(directory)]
+    options: Any = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "start_new_session": True,
+    }
+    ranks = [subprocess.Popen([*command, str(rank)], **options) for rank in range(world)]
+    try:
+        outputs = [process.communicate(timeout=JOB_TIMEOUT_S) for process in ranks]
+    finally:
+        for process in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return [(process.returncode, *output) for process, output in zip(ranks, outputs, strict=True)]
