@@ -1,7 +1,9 @@
 // ring_reduce._core: the CPU ring for Python. Takes addresses and numbers; knows nothing of torch or NumPy.
+#include "accumulate.h"
 #include "cpu_ring.h"
 #include "shared_memory.h"
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
@@ -38,13 +40,26 @@ class BoundRing {
       const py::gil_scoped_acquire gil;
       if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     };
+    const CountedCall counted(running_);  // outlives `release`, whose destructor waits for Python
     const py::gil_scoped_release release;
     return ring_.run(arguments, interruptible ? &interrupt : nullptr);
   }
 
   CpuRing& ring() { return ring_; }
 
+  // Whether a call is running, or has not come back to Python: Python must not end under it.
+  bool busy() const { return running_ != 0; }
+
  private:
+  class CountedCall {
+   public:
+    explicit CountedCall(std::atomic<int>& running) : running_(running) { ++running_; }
+    ~CountedCall() { --running_; }
+
+   private:
+    std::atomic<int>& running_;
+  };
+
   static std::vector<SharedMapping> map_all(const std::vector<int>& fds, std::size_t bytes) {
     std::vector<SharedMapping> mappings;
     for (const int fd : fds) mappings.emplace_back(fd, bytes);
@@ -84,6 +99,7 @@ class BoundRing {
   OwnedDescriptors process_fds_;         // outlive the ring
   std::vector<SharedMapping> mappings_;  // outlive the ring
   CpuRing ring_;
+  std::atomic<int> running_ = 0;
 };
 
 const char* class_name(FailureKind kind) {
@@ -140,6 +156,26 @@ PYBIND11_MODULE(_core, module) {
       },
       py::arg("elements"), py::arg("element_bytes"), py::arg("world"));
 
+  module.def(
+      "accumulate",
+      [](const std::vector<std::uintptr_t>& sums, const std::vector<std::uintptr_t>& inputs,
+         const std::vector<std::uint64_t>& elements, const std::vector<int>& types, const std::vector<bool>& fresh,
+         double scale, int threads) {
+        const py::gil_scoped_release release;
+        accumulate({sums, inputs, elements, types}, fresh, scale, threads);
+      },
+      py::arg("sums"), py::arg("inputs"), py::arg("elements"), py::arg("types"), py::arg("fresh"), py::arg("scale"),
+      py::arg("threads"));
+  module.def(
+      "divide_into",
+      [](const std::vector<std::uintptr_t>& outputs, const std::vector<std::uintptr_t>& sums,
+         const std::vector<std::uint64_t>& elements, const std::vector<int>& types, double divisor, int threads) {
+        const py::gil_scoped_release release;
+        divide_into({sums, outputs, elements, types}, divisor, threads);
+      },
+      py::arg("outputs"), py::arg("sums"), py::arg("elements"), py::arg("types"), py::arg("divisor"),
+      py::arg("threads"));
+
   py::class_<Stats>(module, "Stats")
       .def_readonly("calls", &Stats::calls)
       .def_readonly("bytes_sent", &Stats::bytes_sent)
@@ -174,7 +210,7 @@ PYBIND11_MODULE(_core, module) {
           py::arg("input"), py::arg("output"), py::arg("elements"), py::arg("interruptible"))
       .def("abort", [](BoundRing& self, const std::string& reason) { self.ring().abort(reason); })
       .def("close", [](BoundRing& self) { self.ring().close(); })
-      .def("busy", [](BoundRing& self) { return self.ring().busy(); })
+      .def("busy", [](BoundRing& self) { return self.busy(); })
       .def("check", [](BoundRing& self) { self.ring().check(); })
       .def("stats", [](BoundRing& self) { return self.ring().stats(); });
 }

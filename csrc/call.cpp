@@ -37,7 +37,9 @@ std::string number_text(double value) {
 
 std::string describe(const Fingerprint& call) {
   std::string text = operation_name(call.operation) + " of " + std::to_string(call.elements) + " " +
-                     type_name(call.type) + ", " + normalization_name(call.normalization);
+                     type_name(call.type);
+  if (call.operation == Operation::all_gather) return text + " of all ranks together";
+  text += ", " + normalization_name(call.normalization);
   if (call.normalization == Normalization::divide_by) text += "(" + number_text(call.divisor) + ")";
   return text;
 }
@@ -58,7 +60,9 @@ std::string describe_difference(const Fingerprint& mine, int my_rank, const Fing
   }
   if (mine.type != theirs.type) return differ("dtype", type_name(mine.type), type_name(theirs.type));
   if (mine.elements != theirs.elements) {
-    return differ("element count", std::to_string(mine.elements), std::to_string(theirs.elements));
+    const bool gathers = mine.operation == Operation::all_gather;
+    return differ(gathers ? "element count of all ranks together" : "element count", std::to_string(mine.elements),
+                  std::to_string(theirs.elements));
   }
   if (mine.normalization != theirs.normalization) {
     return differ("normalization", normalization_name(mine.normalization), normalization_name(theirs.normalization));

@@ -212,12 +212,4 @@ static void stream_copy(std::byte* out, const std::byte* in, std::size_t bytes) 
 static void stream_copy(std::byte* out, const std::byte* in, std::size_t bytes) { std::memcpy(out, in, bytes); }
 #endif
 
-static constexpr Passes kPasses = {
-    RING_REDUCE_ISA_NAME,
-    static_cast<int>(kVectorBytes) * 8,
-    {combine_float<double>, combine_float<float>, combine_float<Half>, combine_float<BFloat16>,
-     combine_integer<std::uint32_t>, combine_integer<std::uint64_t>},
-    stream_copy,
-};
-
 }  // namespace ring_reduce::RING_REDUCE_ISA

@@ -11,16 +11,6 @@ namespace {
 // A lane is worth a thread's hand-over from this many bytes of a chunk on.
 constexpr std::uint64_t kLaneBytes = 256 * 1024;
 
-// Lets close() see that a call is running.
-class CountedCall {
- public:
-  explicit CountedCall(std::atomic<int>& running) : running_(running) { ++running_; }
-  ~CountedCall() { --running_; }
-
- private:
-  std::atomic<int>& running_;
-};
-
 MoveRange moves_of(Operation operation, int world) {
   switch (operation) {
     case Operation::all_reduce: return all_reduce_moves(world);
@@ -31,52 +21,6 @@ MoveRange moves_of(Operation operation, int world) {
 }
 
 }  // namespace
-
-LaneThreads::~LaneThreads() {
-  {
-    const std::scoped_lock lock(mutex_);
-    stop_ = true;
-  }
-  start_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
-}
-
-void LaneThreads::start(int lanes) {
-  const std::scoped_lock lock(mutex_);
-  for (int lane = static_cast<int>(threads_.size()) + 1; lane < lanes; ++lane) {
-    threads_.emplace_back([this, lane] { work(lane); });
-  }
-}
-
-void LaneThreads::run(int lanes, const std::function<void(int)>& job) {
-  if (lanes > 1) {
-    const std::scoped_lock lock(mutex_);
-    job_ = &job;
-    lanes_ = lanes;
-    running_ = lanes - 1;
-    ++round_;
-    start_.notify_all();
-  }
-  job(0);
-  if (lanes > 1) {
-    std::unique_lock lock(mutex_);
-    finished_.wait(lock, [this] { return running_ == 0; });
-  }
-}
-
-void LaneThreads::work(int lane) {
-  std::uint64_t done = 0;
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    start_.wait(lock, [&] { return stop_ || (round_ != done && lane < lanes_ && running_ > 0); });
-    if (stop_) return;
-    done = round_;
-    lock.unlock();
-    (*job_)(lane);
-    lock.lock();
-    if (--running_ == 0) finished_.notify_all();
-  }
-}
 
 CpuRing::CpuRing(const RingSettings& settings, const std::vector<std::byte*>& regions, std::vector<int> process_fds)
     : group_(settings, regions, std::move(process_fds)),
@@ -94,7 +38,6 @@ bool CpuRing::forked() const { return getpid() != process_; }
 
 double CpuRing::run(const CallArguments& arguments, const Interrupt* interrupt) {
   check_fork();  // before any lock: a thread of the parent may have held it at the fork
-  const CountedCall counted(running_);
   const std::scoped_lock lock(calling_);
   check();
   ++calls_;

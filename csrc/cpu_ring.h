@@ -1,40 +1,15 @@
 // A rank of a ring over shared memory: checks a call, cuts it into lanes and runs them.
 #pragma once
 
+#include "lane_threads.h"
 #include "ring.h"
 
 #include <atomic>
-#include <condition_variable>
 #include <exception>
 #include <memory>
 #include <sys/types.h>
-#include <thread>
 
 namespace ring_reduce {
-
-// Threads that run a call's lanes beside the calling one.
-class LaneThreads {
- public:
-  ~LaneThreads();
-
-  // Starts the threads that `lanes` lanes need beside the calling one. Throws std::system_error.
-  void start(int lanes);
-
-  // Runs job(0) here and job(1) .. job(lanes - 1) on the threads; returns when all have. A job does not throw.
-  void run(int lanes, const std::function<void(int)>& job);
-
- private:
-  void work(int lane);
-
-  std::mutex mutex_;
-  std::condition_variable start_, finished_;
-  std::vector<std::thread> threads_;
-  const std::function<void(int)>* job_ = nullptr;
-  std::uint64_t round_ = 0;
-  int lanes_ = 0;  // of this round
-  int running_ = 0;
-  bool stop_ = false;
-};
 
 struct CallArguments {
   Operation operation;
@@ -70,9 +45,6 @@ class CpuRing {
   // Fails the ring on all ranks, unless it has failed or is closed. From any thread.
   void abort(const std::string& reason);
 
-  // Whether a call is running or waits for its turn.
-  bool busy() const { return running_ != 0; }
-
   // Tells the others that this rank makes no more calls. No call may be running: wait for it, or abort, before.
   void close();
 
@@ -95,7 +67,6 @@ class CpuRing {
   std::vector<LaneState> lanes_;
   std::uint64_t calls_ = 0;
   std::atomic<bool> closed_ = false;
-  std::atomic<int> running_ = 0;
   std::mutex calling_;
   mutable std::mutex stats_mutex_;
   Stats stats_;

@@ -10,6 +10,7 @@ namespace ring_reduce {
 // The numbers are part of the wire format and of the Python module arrays.py.
 enum class ElementType : std::uint8_t { float64, float32, float16, bfloat16, int32, int64 };
 inline constexpr int kElementTypes = 6;
+inline constexpr int kFloatTypes = 4;  // the first of them
 
 struct Half {
   std::uint16_t bits;
@@ -40,6 +41,11 @@ constexpr bool is_integer(ElementType type) {
     case ElementType::int64: return true;
   }
   return false;
+}
+
+// What elements of a type are added up in.
+constexpr ElementType sum_type(ElementType type) {
+  return type == ElementType::float64 ? ElementType::float64 : ElementType::float32;
 }
 
 constexpr const char* element_name(ElementType type) {

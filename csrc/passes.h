@@ -17,10 +17,32 @@ struct Combine {
   double divisor = 1.0;
 };
 
+// sum = sum + scale * x, or sum = scale * x where `fresh`: what stood in a fresh sum does not matter, NaN included. The
+// sum is float64 for float64, else float32, and both operations round in its type. A scale of 0 leaves x out by choosing,
+// not by multiplying, so that a NaN stays out. `x` may be the sum; else they don't overlap.
+struct Accumulate {
+  std::byte* sum;
+  const std::byte* x;
+  std::size_t elements;
+  double scale;
+  bool fresh;
+};
+
+// out = sum / divisor, of a sum as above: divided in the sum's type, then rounded once. A divisor of 0 gives zeros, even
+// over NaN. `out` may be the sum where their types agree; else they don't overlap.
+struct Divide {
+  std::byte* out;
+  const std::byte* sum;
+  std::size_t elements;
+  double divisor;
+};
+
 struct Passes {
   const char* isa;
   int vector_bits;
   void (*combine[kElementTypes])(const Combine&);
+  void (*accumulate[kFloatTypes])(const Accumulate&);  // by the type of x
+  void (*divide[kFloatTypes])(const Divide&);          // by the type of out
   // Like memcpy, past the caches. Its stores are fenced before it returns, so that a later publish() covers them.
   void (*stream_copy)(std::byte* out, const std::byte* in, std::size_t bytes);
 };

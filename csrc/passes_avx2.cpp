@@ -15,7 +15,7 @@
 #define RING_REDUCE_ISA_NAME "avx2"
 #define RING_REDUCE_VECTOR_BYTES 32
 #define RING_REDUCE_F16C
-#include "chunk.h"
+#include "passes_isa.h"
 
 namespace ring_reduce {
 const Passes& avx2_passes() { return avx2::kPasses; }

@@ -16,7 +16,7 @@
 #define RING_REDUCE_ISA_NAME "avx512"
 #define RING_REDUCE_VECTOR_BYTES 64
 #define RING_REDUCE_F16C
-#include "chunk.h"
+#include "passes_isa.h"
 
 namespace ring_reduce {
 const Passes& avx512_passes() { return avx512::kPasses; }

@@ -2,7 +2,7 @@
 #define RING_REDUCE_ISA baseline
 #define RING_REDUCE_ISA_NAME "baseline"
 #define RING_REDUCE_VECTOR_BYTES 16
-#include "chunk.h"
+#include "passes_isa.h"
 
 namespace ring_reduce {
 const Passes& baseline_passes() { return baseline::kPasses; }

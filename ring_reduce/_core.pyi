@@ -10,6 +10,35 @@ def region_bytes(*, lanes: int, depth: int, segment_bytes: int) -> int: ...
 def partition(elements: int, element_bytes: int, world: int) -> list[tuple[int, int]]:
     """The chunks of an all_reduce, one a rank, as (first element, elements)."""
 
+def accumulate(
+    sums: list[int],
+    inputs: list[int],
+    elements: list[int],
+    types: list[int],
+    fresh: list[bool],
+    scale: float,
+    threads: int,
+) -> None:
+    """sums = sums + scale * inputs, over tensors at these addresses, one entry each; fresh sums are overwritten.
+
+    ``types`` are those of the inputs; a sum is float64 for float64, else float32, and so is the arithmetic. A scale of 0
+    adds nothing, whatever the inputs hold. The bits depend on nothing else: not on threads, addresses or vectors.
+    Raises ``ValueError`` for lists of different lengths, unknown types and numbers out of range.
+    """
+
+def divide_into(
+    outputs: list[int],
+    sums: list[int],
+    elements: list[int],
+    types: list[int],
+    divisor: float,
+    threads: int,
+) -> None:
+    """outputs = sums / divisor, divided in the sums' type and rounded once to ``types``; a divisor of 0 gives zeros.
+
+    An output may be its sum where their types agree. Raises as ``accumulate`` does.
+    """
+
 class Stats:
     @property
     def calls(self) -> int: ...

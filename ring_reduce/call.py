@@ -92,15 +92,20 @@ def reduce_scatter_call(
     elements = library.elements(x)
     if out is None:
         if len(x.shape) == 0 or x.shape[0] % world != 0:
+            flat = f", or pass out= with {elements // world} elements" if elements % world == 0 else ""
             raise ValueError(
                 f"reduce_scatter splits the first dimension among {world} ranks, and x has shape {tuple(x.shape)}; "
-                f"pad it, or pass out= with numel / {world} elements"
+                f"pad it{flat}"
             )
         out = library.empty((x.shape[0] // world, *x.shape[1:]), x)
     _check_out(library, type_name, out, like=x)
+    if elements % world != 0:
+        raise ValueError(
+            f"reduce_scatter splits x among {world} ranks, and it has {elements} elements; pad it to a multiple"
+        )
     if library.elements(out) * world != elements:
         raise ValueError(
-            f"reduce_scatter of {elements} elements over {world} ranks needs an out= of {elements / world:g} elements, "
+            f"reduce_scatter of {elements} elements over {world} ranks needs an out= of {elements // world} elements, "
             f"and it has {library.elements(out)}"
         )
     library.check_writable(out, "out")

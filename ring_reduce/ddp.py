@@ -2,23 +2,15 @@
 # No `from __future__ import annotations`, and no annotation on the hook: register_comm_hook compares annotations with
 # classes, which would have to be imported, and torch with them.
 
-from dataclasses import dataclass
 from typing import Any
 
 from .call import check_count
-from .errors import CountError, text_of
+from .errors import CountError
 from .normalization import Kind, Normalization
+from .reduction import Reduction, abort_on_error
 from .ring import Ring
 from .work import Work
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """What the last reduced backward divided by."""
-
-    total_count: float  # sum of counts over ranks; 0 where the normalization has none
-    divisor: float  # what the sum over ranks was divided by; 0: nothing was counted and the gradient is 0
-    buckets: int
+from .zeroed import watch
 
 
 class RingHookState:
@@ -44,8 +36,8 @@ class RingHookState:
         self.normalization = normalization
         self._pending: float | None = None  # added, not yet used
         self._in_use: float | None = None  # of the backward that is being reduced
-        self._reductions = 0
-        self._works: list[Work] = []
+        self.reductions = 0  # backwards reduced so far
+        self._buckets: list[_Bucket] = []  # of the last reduced backward
 
     def add_count(self, count: Any) -> None:
         """Adds this rank's examples or tokens, a finite number >= 0, to the count of the next reduced backward.
@@ -56,7 +48,7 @@ class RingHookState:
             raise CountError(
                 f"{self.normalization!r} uses no count; leave add_count() out, or use DIVIDE_BY_COUNT"
             )
-        with _AbortOnError(self.ring):
+        with abort_on_error(self.ring):
             if self.normalization.kind is Kind.WEIGHTED_MEAN and self._pending is not None:
                 raise CountError(
                     f"rank {self.ring.rank}: a second count, {count}, before a backward reduced {self._pending:g}: "
@@ -73,23 +65,24 @@ class RingHookState:
     @property
     def last(self) -> Reduction | None:
         """What the last reduced backward divided by; None before the first, while one is reduced, and if it failed."""
-        if not self._works or any(not work.done() or work.exception() for work in self._works):
+        if not self._buckets or any(bucket.total_count is None for bucket in self._buckets):
             return None
-        total = self._works[-1].total_count
-        return Reduction(total, self.normalization.divisor(self.ring.world, total), len(self._works))
+        totals = [bucket.total_count or 0.0 for bucket in self._buckets]
+        divisors = [self.normalization.divisor(self.ring.world, total) for total in totals]
+        return Reduction.of(totals[-1], divisors)
 
     def _reduce(self, bucket: Any) -> Any:
         """Starts the reduction of a bucket; DDP hands them over in order, from 0 to the last."""
-        with _AbortOnError(self.ring):
+        with abort_on_error(self.ring):
             if bucket.index() == 0:
-                self._works = []
+                self._buckets = []
                 self._in_use = self._take_count()
             count = self._in_use if self.normalization.uses_count else None
             work = self.ring.all_reduce(bucket.buffer(), self.normalization, count=count, async_op=True)
-            self._works.append(work)
+            self._buckets.append(_Bucket(work))
             if bucket.is_last():
                 self._in_use = None
-                self._reductions += 1
+                self.reductions += 1
             return work.get_future()
 
     def _take_count(self) -> float | None:
@@ -100,9 +93,7 @@ class RingHookState:
             return 0.0
         count, self._pending = self._pending, None
         if count is None:
-            used = (
-                "the last one was used by the backward before" if self._reductions else "none was added yet"
-            )
+            used = "the last one was used by the backward before" if self.reductions else "none was added yet"
             raise CountError(
                 f"rank {self.ring.rank}: a backward under {self.normalization!r} has no count ({used}); call "
                 f"state.add_count(examples or tokens) once for each forward, before its backward"
@@ -110,18 +101,16 @@ class RingHookState:
         return count
 
 
-class _AbortOnError:
-    """An error of one rank in the middle of a training step ends the ring: the others would wait for it."""
+class _Bucket:
+    """The total count of a bucket once it is reduced. Keeps nothing of its tensors."""
 
-    def __init__(self, ring: Ring) -> None:
-        self._ring = ring
+    def __init__(self, work: Work) -> None:
+        self.total_count: float | None = None
+        work.when_done(self._done)
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        if error is not None and self._ring.failure is None:
-            self._ring.abort(text_of(error))
+    def _done(self, total_count: float, error: BaseException | None) -> None:
+        if error is None:
+            self.total_count = total_count
 
 
 def _outside_backward() -> bool:
@@ -142,6 +131,9 @@ def ring_hook(state: RingHookState, bucket):  # type: ignore[no-untyped-def]
 
 def attach(model: Any, ring: Ring, normalization: Normalization) -> RingHookState:
     """Makes a DistributedDataParallel model reduce its gradients over ``ring``; returns the hook's state.
+
+    From then on a backward on gradients that were reduced and not zeroed since raises ``RuntimeError``, on all ranks,
+    unless ``normalization`` is a mean: the old gradient would be summed over the ranks a second time.
 
     Raises ``TypeError`` if ``model`` is not wrapped in DDP, and ``ValueError`` if its ranks are not those of the ring
     or if it can't take a hook: DDP takes one for its life, and its ``mixed_precision`` option installs its own.
@@ -170,6 +162,7 @@ def attach(model: Any, ring: Ring, normalization: Normalization) -> RingHookStat
         model.register_comm_hook(state, ring_hook)
     except RuntimeError as error:
         raise ValueError(
-            f"this model can't take the ring's hook: {error}; DDP takes one hook only"
+            f"this model can't take the ring's hook: {str(error).rstrip(' .')}; DDP takes one hook only"
         ) from error
+    watch(model, state)
     return state

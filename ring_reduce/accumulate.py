@@ -1,0 +1,223 @@
+"""Gradients of micro-batches added up in float32, and divided once by what the group really contained."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from .call import check_count
+from .errors import CountError
+from .normalization import DIVIDE_BY_COUNT, Kind, Normalization
+from .reduction import Reduction, abort, abort_on_error
+from .ring import Ring
+from .sums import sums_of
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Accumulator:
+    """Accumulates gradients over the micro-batches of a group, alone or across the ranks of a ring.
+
+    Each micro-batch's gradient is moved from ``p.grad`` into float32 sums (float64 for float64 parameters). The sums
+    are divided once, by what the group contained on all ranks, and put back as ``p.grad``::
+
+        accumulator = rr.Accumulator(model, rr.DIVIDE_BY_COUNT, ring=ring)
+        for group in groups:
+            with accumulator:
+                for batch in group:
+                    summed_loss(model, batch).backward()
+                    accumulator.add(count=counted_tokens(batch))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # sees the divided gradient
+            optimizer.step()
+
+    Entering ``with`` drops gradients that are still there, and a DistributedDataParallel model does not synchronise
+    inside it. In a loop that can't be written so, call :meth:`reduce` at the end of a group, ``zero_grad()`` before the
+    next, and wrap forward and backward of a DDP model in ``no_sync()``.
+
+    ===================  ==========================================  ============================================
+    normalization        each micro-batch's gradient is that of      the sum over micro-batches and ranks divided by
+    ===================  ==========================================  ============================================
+    ``SUM``              a loss divided by the whole group's total   nothing
+    ``MEAN``             a mean, and all micro-batches are equal     the number of micro-batches of all ranks
+    ``divide_by(B)``     a sum                                       B, the whole group's
+    ``DIVIDE_BY_COUNT``  a sum over ``count``                        the counts of all ranks
+    ``WEIGHTED_MEAN``    a mean over ``count``, which weights it     the counts of all ranks
+    ===================  ==========================================  ============================================
+
+    Args:
+        model: a module, or its parameters. Those without ``requires_grad`` are left out.
+        normalization: see above.
+        ring: reduces over its ranks; without one the group is this process's own.
+
+    Raises:
+        TypeError: a parameter is of a type or on a device that can't be accumulated.
+        ValueError: there is no parameter, or a DDP model without a ring, which would reduce twice.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | Iterable[torch.nn.Parameter],
+        normalization: Normalization,
+        *,
+        ring: Ring | None = None,
+    ) -> None:
+        if not isinstance(normalization, Normalization):
+            raise TypeError(
+                f"normalization is {normalization!r}; use one of ring_reduce, such as DIVIDE_BY_COUNT"
+            )
+        self.normalization = normalization
+        self.ring = ring
+        self._ddp = _ddp_of(model)
+        if self._ddp is not None and ring is None:
+            raise ValueError(
+                "a DistributedDataParallel model reduces its gradients itself; pass ring=, over which the accumulator "
+                "does it once a group, or accumulate model.module"
+            )
+        self._sums = sums_of(model)
+        self._last: Reduction | None = None
+        self._no_sync: contextlib.AbstractContextManager[Any] | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self._count: float | None = None
+        self._micro_batches = 0
+        for sums in self._sums:
+            sums.filled.clear()
+
+    @property
+    def last(self) -> Reduction | None:
+        """What the last group was divided by; None before the first, and if it failed."""
+        return self._last
+
+    def add(self, count: Any = None) -> None:
+        """Takes the gradient of one micro-batch: adds it to the sums and sets ``p.grad`` to None.
+
+        ``count``: its examples or counted tokens, a finite number >= 0. ``WEIGHTED_MEAN`` needs it, and weights the
+        gradient with it; under ``DIVIDE_BY_COUNT`` it may come later, by :meth:`add_count`. A micro-batch of count 0
+        adds nothing, NaN included. Parameters without a gradient add nothing.
+
+        Raises ``CountError`` for any other count, and ``RuntimeError`` if the gradient is not a micro-batch's own:
+        the last group's were not zeroed, or DDP has reduced it. With a ring, an error ends it on all ranks.
+        """
+        with abort_on_error(self.ring):
+            value = self._checked(count)
+            if any(sums.any_gradient() for sums in self._sums):
+                self._refuse_reduced()
+            for sums in self._sums:
+                sums.take(
+                    1.0 if self.normalization.kind is not Kind.WEIGHTED_MEAN else value, skip=value == 0
+                )
+            self._micro_batches += 1
+            if count is not None:
+                self._count = (self._count or 0.0) + value
+
+    def add_count(self, count: Any) -> None:
+        """Adds to the group's count what :meth:`add` was not told: a token count that is known at the end.
+
+        For ``DIVIDE_BY_COUNT`` only; ``CountError`` otherwise, and unless ``count`` is a finite number >= 0.
+        """
+        with abort_on_error(self.ring):
+            if self.normalization.kind is not Kind.DIVIDE_BY_COUNT:
+                raise CountError(
+                    f"{self.normalization!r} takes no count afterwards; pass it to add(), or use DIVIDE_BY_COUNT"
+                )
+            self._count = (self._count or 0.0) + check_count(count, self.normalization)
+
+    def reduce(self) -> Reduction:
+        """Ends the group: ``p.grad`` becomes the divided gradient, the same on every rank. Returns what divided it.
+
+        A parameter that got no gradient in the group, on any rank, gets None; if nothing was counted, all get zeros.
+        A rank without micro-batches takes part, and counts 0. Raises ``CountError`` if a count is missing, and what
+        :meth:`Ring.all_reduce` raises.
+        """
+        self._last = None
+        with abort_on_error(self.ring):
+            divisor, count = self._divisor_of_group()
+            total = 0.0
+            for sums in self._sums:
+                total = sums.reduce(self.ring, divisor, count)
+            nothing = count is not None and total == 0
+            for sums in self._sums:
+                sums.give(all_of_them=nothing)
+            self._last = self._reduction(total)
+        self._start()
+        return self._last
+
+    def reset(self) -> None:
+        """Drops what was accumulated since the last :meth:`reduce`."""
+        self._start()
+
+    def __enter__(self) -> Accumulator:
+        self._start()
+        for sums in self._sums:
+            sums.clear_gradients()
+        if self._ddp is not None:
+            self._no_sync = self._ddp.no_sync()
+            self._no_sync.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        no_sync, self._no_sync = self._no_sync, None
+        if no_sync is not None:
+            no_sync.__exit__(kind, error, traceback)
+        if error is None:
+            self.reduce()
+            return
+        self._start()
+        self._last = None
+        abort(self.ring, error)
+
+    def _checked(self, count: Any) -> float:
+        """The count of a micro-batch; 1 where the normalization has none or gets it later."""
+        if self.normalization.kind is Kind.DIVIDE_BY_COUNT and count is None:
+            return 1.0
+        if self.normalization.uses_count:
+            return check_count(count, self.normalization)
+        if count is not None:
+            raise CountError(
+                f"{self.normalization!r} does not use count={count!r}; DIVIDE_BY_COUNT and WEIGHTED_MEAN do"
+            )
+        return 1.0
+
+    def _refuse_reduced(self) -> None:
+        if self._micro_batches == 0 and any(sums.still_given() for sums in self._sums):
+            raise RuntimeError(
+                "the gradients of the last group were not zeroed, and this micro-batch was added to them: call "
+                "optimizer.zero_grad() (which sets them to None) after each step, or use `with accumulator:`"
+            )
+        if self._ddp is not None and self._ddp.require_forward_param_sync:  # as of the last forward
+            raise RuntimeError(
+                "DistributedDataParallel has reduced this micro-batch's gradient, and it would be done again: "
+                "wrap forward and backward in model.no_sync(), or use `with accumulator:`"
+            )
+
+    def _divisor_of_group(self) -> tuple[Normalization, float | None]:
+        """What the sums are divided by, and this rank's count if that has one."""
+        kind = self.normalization.kind
+        if kind is Kind.MEAN:
+            return DIVIDE_BY_COUNT, float(self._micro_batches)
+        if not self.normalization.uses_count:
+            return self.normalization, None
+        if self._count is None and self._micro_batches:
+            raise CountError(
+                f"{self._micro_batches} micro-batches under {self.normalization!r} have no count; pass it to add(), "
+                f"or call add_count() before reduce()"
+            )
+        return DIVIDE_BY_COUNT, self._count or 0.0
+
+    def _reduction(self, total: float) -> Reduction:
+        """MEAN divides by a count of micro-batches, which is no count of the user's."""
+        if self.normalization.kind is Kind.MEAN:
+            return Reduction.of(0.0, [total] * len(self._sums))
+        return Reduction.of(total, [self.normalization.divisor(1, total)] * len(self._sums))
+
+
+def _ddp_of(model: Any) -> Any:
+    from torch.nn.parallel import DistributedDataParallel
+
+    return model if isinstance(model, DistributedDataParallel) else None

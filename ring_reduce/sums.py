@@ -1,0 +1,194 @@
+"""The sums of an accumulator: float32 for 16-bit gradients, flat, and the passes over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from . import _core
+from .arrays import ELEMENT_TYPES
+from .normalization import Normalization
+from .ring import Ring
+
+_ALIGN = 32  # elements: parameters start on lines of 128 bytes, so that passes read whole vectors
+
+
+class Passes(Protocol):
+    """What an accumulator does with memory, for the tensors of one device. See :class:`CpuPasses`."""
+
+    def accumulate(
+        self, sums: Sequence[Any], gradients: Sequence[Any], fresh: Sequence[bool], scale: float
+    ) -> None: ...
+    def divide(self, outputs: Sequence[Any], sums: Sequence[Any], divisor: float) -> None: ...
+
+
+class CpuPasses:
+    """The core's passes: each goes once over all tensors, with torch's number of threads."""
+
+    def accumulate(
+        self, sums: Sequence[Any], gradients: Sequence[Any], fresh: Sequence[bool], scale: float
+    ) -> None:
+        """``sums[i] += scale * gradients[i]``, in the type of the sum; ``fresh`` ones are overwritten."""
+        _core.accumulate(
+            _addresses(sums),
+            _addresses(gradients),
+            _elements(sums),
+            _types(gradients),
+            list(fresh),
+            scale,
+            _threads(),
+        )
+
+    def divide(self, outputs: Sequence[Any], sums: Sequence[Any], divisor: float) -> None:
+        """``outputs[i] = sums[i] / divisor``, rounded once to the type of the output; 0 where the divisor is 0."""
+        _core.divide_into(
+            _addresses(outputs), _addresses(sums), _elements(sums), _types(outputs), divisor, _threads()
+        )
+
+
+@dataclass
+class _Parameter:
+    """A parameter and its part of the sums."""
+
+    tensor: Any
+    begin: int
+    sum: Any  # view of the sums, of the parameter's shape
+    given: Any = None  # the gradient that reduce() gave it
+
+
+class Sums:
+    """The sums of all parameters that are summed in one type, in one flat tensor.
+
+    Behind them one number a parameter says whether it got a gradient: it rides through the same all-reduce.
+    """
+
+    def __init__(self, tensors: list[Any], dtype: Any) -> None:
+        import torch
+
+        begins, end = [], 0
+        for tensor in tensors:
+            begins.append(end)
+            end += -(-tensor.numel() // _ALIGN) * _ALIGN
+        self.flat = torch.zeros(end + len(tensors), dtype=dtype)
+        self.has_gradient = self.flat[end:]
+        self.parameters = [
+            _Parameter(tensor, begin, self.flat[begin : begin + tensor.numel()].view(tensor.shape))
+            for tensor, begin in zip(tensors, begins, strict=True)
+        ]
+        self.filled: set[int] = set()  # parameters whose sum is of this group
+        self._passes: Passes = CpuPasses()
+
+    def clear_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.tensor.grad = parameter.given = None
+
+    def any_gradient(self) -> bool:
+        """Whether a parameter has a gradient."""
+        return any(p.tensor.grad is not None for p in self.parameters)
+
+    def still_given(self) -> bool:
+        """Whether a gradient is still the one that reduce() gave."""
+        return any(p.given is not None and p.tensor.grad is p.given for p in self.parameters)
+
+    def take(self, scale: float, skip: bool) -> None:
+        """Adds all gradients times ``scale``, unless this micro-batch is skipped, and drops them."""
+        taken = [index for index, p in enumerate(self.parameters) if p.tensor.grad is not None]
+        if taken and not skip:
+            gradients = [_dense(self.parameters[index].tensor.grad) for index in taken]
+            self._passes.accumulate(
+                [self.parameters[index].sum for index in taken],
+                gradients,
+                [index not in self.filled for index in taken],
+                scale,
+            )
+            self.filled.update(taken)
+        for index in taken:
+            self.parameters[index].tensor.grad = self.parameters[index].given = None
+
+    def reduce(self, ring: Ring | None, normalization: Normalization, count: float | None) -> float:
+        """Divides the sums, over the ranks if there is a ring. Returns the total count, 0 if there is none."""
+        for index, parameter in enumerate(self.parameters):
+            if index not in self.filled:
+                parameter.sum.zero_()
+        has_gradient = [float(index in self.filled) for index in range(len(self.parameters))]
+        self.has_gradient.copy_(self.has_gradient.new_tensor(has_gradient))
+        if ring is None:
+            total = count or 0.0
+            self._divide(normalization.divisor(1, total))
+            return total
+        work = ring.all_reduce(self.flat, normalization, count=count, async_op=True)
+        work.wait()
+        self._divide(1.0)
+        return float(work.total_count)
+
+    def _divide(self, divisor: float) -> None:
+        """The last pass: into the sums themselves, or into gradients of the parameters' own type."""
+        import torch
+
+        narrow = [p for p in self.parameters if p.tensor.dtype != self.flat.dtype]
+        wide = [p for p in self.parameters if p.tensor.dtype == self.flat.dtype]
+        for parameter in narrow:
+            parameter.given = torch.empty_like(parameter.sum, dtype=parameter.tensor.dtype)
+        for parameter in wide:
+            parameter.given = parameter.sum
+        if divisor != 1.0:
+            self._passes.divide([p.given for p in self.parameters], [p.sum for p in self.parameters], divisor)
+        elif narrow:
+            self._passes.divide([p.given for p in narrow], [p.sum for p in narrow], divisor)
+
+    def give(self, all_of_them: bool) -> None:
+        """Puts the results into ``p.grad``: of those that got a gradient on any rank, or of all."""
+        for parameter, has_gradient in zip(self.parameters, self.has_gradient.tolist(), strict=True):
+            given = parameter.given if all_of_them or has_gradient != 0 else None
+            parameter.tensor.grad = parameter.given = given
+
+
+def sums_of(model: Any) -> list[Sums]:
+    """The sums of a module or of parameters, one for each type that is summed in."""
+    import torch
+
+    parameters = model.parameters() if isinstance(model, torch.nn.Module) else model
+    by_type: dict[Any, list[Any]] = {}
+    for parameter in dict.fromkeys(parameters):
+        if not isinstance(parameter, torch.Tensor):
+            raise TypeError(
+                f"an accumulator takes a module or its parameters, not a {type(parameter).__name__}"
+            )
+        if not parameter.requires_grad:
+            continue
+        if parameter.device.type != "cpu" or not parameter.dtype.is_floating_point:
+            raise TypeError(
+                f"a parameter is {parameter.dtype} on {parameter.device}; it has to be of a floating type on the CPU"
+            )
+        dtype = torch.float64 if parameter.dtype == torch.float64 else torch.float32
+        by_type.setdefault(dtype, []).append(parameter)
+    if not by_type:
+        raise ValueError("an accumulator needs at least one parameter that requires a gradient")
+    return [Sums(tensors, dtype) for dtype, tensors in by_type.items()]
+
+
+def _dense(gradient: Any) -> Any:
+    import torch
+
+    if gradient.layout is not torch.strided:
+        raise TypeError(f"a gradient is {gradient.layout}; an accumulator adds dense ones: use sparse=False")
+    return gradient.detach().contiguous()
+
+
+def _addresses(tensors: Sequence[Any]) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+def _elements(tensors: Sequence[Any]) -> list[int]:
+    return [tensor.numel() for tensor in tensors]
+
+
+def _types(tensors: Sequence[Any]) -> list[int]:
+    return [ELEMENT_TYPES[str(tensor.dtype).removeprefix("torch.")] for tensor in tensors]
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()

@@ -1,0 +1,111 @@
+"""What an accumulator refuses, and that it can go on after it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ring_reduce as rr
+
+
+def model_with_gradient() -> nn.Linear:
+    model = nn.Linear(2, 2)
+    model(torch.ones(1, 2)).sum().backward()
+    return model
+
+
+@pytest.mark.parametrize("count", [-1, math.nan, math.inf, "3", True, torch.ones(2), 2**54])
+@pytest.mark.parametrize("normalization", [rr.DIVIDE_BY_COUNT, rr.WEIGHTED_MEAN], ids=repr)
+def test_counts_that_are_none(normalization: Any, count: Any) -> None:
+    accumulator = rr.Accumulator(model_with_gradient(), normalization)
+    with pytest.raises(rr.CountError, match="count is"):
+        accumulator.add(count=count)
+
+
+@pytest.mark.parametrize("normalization", [rr.SUM, rr.MEAN, rr.divide_by(3)], ids=repr)
+def test_a_count_that_is_not_used(normalization: Any) -> None:
+    accumulator = rr.Accumulator(model_with_gradient(), normalization)
+    with pytest.raises(rr.CountError, match="does not use count=3; DIVIDE_BY_COUNT and WEIGHTED_MEAN do"):
+        accumulator.add(count=3)
+    with pytest.raises(rr.CountError, match="takes no count afterwards"):
+        accumulator.add_count(3)
+
+
+def test_a_count_that_is_missing() -> None:
+    model = model_with_gradient()
+    accumulator = rr.Accumulator(model, rr.DIVIDE_BY_COUNT)
+    accumulator.add()
+    with pytest.raises(rr.CountError, match="1 micro-batches under DIVIDE_BY_COUNT have no count"):
+        accumulator.reduce()
+    accumulator.add_count(2)
+    accumulator.reduce()
+    assert model.bias.grad is not None
+    assert model.bias.grad.tolist() == [0.5, 0.5], "nothing was lost"
+    with pytest.raises(rr.CountError, match="WEIGHTED_MEAN divides by counts: pass count="):
+        rr.Accumulator(model_with_gradient(), rr.WEIGHTED_MEAN).add()
+    with pytest.raises(rr.CountError, match="WEIGHTED_MEAN takes no count afterwards"):
+        rr.Accumulator(model_with_gradient(), rr.WEIGHTED_MEAN).add_count(3)
+
+
+def test_gradients_that_were_not_zeroed() -> None:
+    model = model_with_gradient()
+    accumulator = rr.Accumulator(model, rr.SUM)
+    accumulator.add()
+    accumulator.reduce()
+    model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(RuntimeError, match="were not zeroed, and this micro-batch was added to them"):
+        accumulator.add()
+    model.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    accumulator.add()
+    accumulator.reduce()
+    assert model.bias.grad is not None
+    assert model.bias.grad.tolist() == [1, 1]
+
+
+def test_a_group_that_is_given_up() -> None:
+    model = model_with_gradient()
+    accumulator = rr.Accumulator(model, rr.DIVIDE_BY_COUNT)
+    with contextlib.suppress(ZeroDivisionError), accumulator:
+        model(torch.ones(1, 2)).sum().backward()
+        accumulator.add(count=5)
+        raise ZeroDivisionError
+    assert accumulator.last is None
+    accumulator.add(count=7)
+    accumulator.reset()
+    with accumulator:
+        model(torch.ones(1, 2)).sum().backward()
+        accumulator.add(count=2)
+    assert model.bias.grad is not None
+    assert model.bias.grad.tolist() == [0.5, 0.5]
+
+
+def test_what_can_not_be_accumulated() -> None:
+    with pytest.raises(TypeError, match="takes a module or its parameters, not a str"):
+        rr.Accumulator("model", rr.SUM)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="needs at least one parameter that requires a gradient"):
+        rr.Accumulator(nn.Linear(2, 2).requires_grad_(False), rr.SUM)
+    with pytest.raises(TypeError, match="normalization is 'sum'; use one of ring_reduce"):
+        rr.Accumulator(nn.Linear(2, 2), "sum")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="on meta; it has to be of a floating type on the CPU"):
+        rr.Accumulator(nn.Linear(2, 2, device="meta"), rr.SUM)
+    embedding = nn.Embedding(4, 2, sparse=True)
+    accumulator = rr.Accumulator(embedding, rr.SUM)
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(TypeError, match=r"a gradient is torch.sparse_coo"):
+        accumulator.add()
+
+
+def test_a_parameter_that_is_shared_is_added_once() -> None:
+    model = nn.Linear(2, 2, bias=False)
+    accumulator = rr.Accumulator([model.weight, model.weight], rr.SUM)
+    model(torch.ones(1, 2)).sum().backward()
+    accumulator.add()
+    accumulator.reduce()
+    assert model.weight.grad is not None
+    assert model.weight.grad.tolist() == [[1, 1], [1, 1]]
