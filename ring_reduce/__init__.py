@@ -5,10 +5,13 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 
 from ._core import partition
+from .accumulate import Accumulator
 from .ddp import RingHookState, attach, ring_hook
 from .errors import CountError, PeerLost, RingAborted, RingClosed, RingError, RingMismatch, RingTimeout
 from .normalization import DIVIDE_BY_COUNT, MEAN, SUM, WEIGHTED_MEAN, Normalization, divide_by
+from .reduction import Reduction
 from .ring import Ring, RingStats
+from .verification import VerifyError, verify
 from .work import Work
 
 try:
@@ -21,9 +24,11 @@ __all__ = [
     "MEAN",
     "SUM",
     "WEIGHTED_MEAN",
+    "Accumulator",
     "CountError",
     "Normalization",
     "PeerLost",
+    "Reduction",
     "Ring",
     "RingAborted",
     "RingClosed",
@@ -32,9 +37,11 @@ __all__ = [
     "RingMismatch",
     "RingStats",
     "RingTimeout",
+    "VerifyError",
     "Work",
     "attach",
     "divide_by",
     "partition",
     "ring_hook",
+    "verify",
 ]

@@ -21,8 +21,8 @@ def accumulate(
 ) -> None:
     """sums = sums + scale * inputs, over tensors at these addresses, one entry each; fresh sums are overwritten.
 
-    ``types`` are those of the inputs; a sum is float64 for float64, else float32, and so is the arithmetic. A scale of 0
-    adds nothing, whatever the inputs hold. The bits depend on nothing else: not on threads, addresses or vectors.
+    ``types`` are those of the inputs; a sum is float64 for float64, else float32, and so is the arithmetic. A scale of
+    0 adds nothing, whatever the inputs hold. The bits depend on nothing else: not on threads, addresses or vectors.
     Raises ``ValueError`` for lists of different lengths, unknown types and numbers out of range.
     """
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .call import check_count
+from .device_count import checked_on_device, one_if_counted, stays_on_device
 from .errors import CountError
 from .normalization import DIVIDE_BY_COUNT, Kind, Normalization
 from .reduction import Reduction, abort, abort_on_error
@@ -77,25 +78,33 @@ class Accumulator:
                 "does it once a group, or accumulate model.module"
             )
         self._sums = sums_of(model)
-        self._last: Reduction | None = None
+        if ring is not None and any(sums.flat.device.type != "cpu" for sums in self._sums):
+            raise TypeError(
+                "a parameter is on a GPU, and this ring runs on CPU tensors; leave ring= out, or move it"
+            )
+        self._last: Any = None  # total count of the last group, on its device
         self._no_sync: contextlib.AbstractContextManager[Any] | None = None
         self._start()
 
     def _start(self) -> None:
-        self._count: float | None = None
+        self._count: Any = None
         self._micro_batches = 0
         for sums in self._sums:
             sums.filled.clear()
 
     @property
     def last(self) -> Reduction | None:
-        """What the last group was divided by; None before the first, and if it failed."""
-        return self._last
+        """What the last group was divided by; None before the first, and if it failed.
+
+        Waits for the device if the counts lie on one.
+        """
+        return None if self._last is None else self._reduction(float(self._last))
 
     def add(self, count: Any = None) -> None:
         """Takes the gradient of one micro-batch: adds it to the sums and sets ``p.grad`` to None.
 
-        ``count``: its examples or counted tokens, a finite number >= 0. ``WEIGHTED_MEAN`` needs it, and weights the
+        ``count``: its examples or counted tokens, a finite number >= 0; a tensor on a GPU stays there, and one that
+        is no count makes the result NaN. ``WEIGHTED_MEAN`` needs it, and weights the
         gradient with it; under ``DIVIDE_BY_COUNT`` it may come later, by :meth:`add_count`. A micro-batch of count 0
         adds nothing, NaN included. Parameters without a gradient add nothing.
 
@@ -106,13 +115,13 @@ class Accumulator:
             value = self._checked(count)
             if any(sums.any_gradient() for sums in self._sums):
                 self._refuse_reduced()
+            weighted, on_device = self.normalization.kind is Kind.WEIGHTED_MEAN, stays_on_device(value)
+            scale = value if weighted else one_if_counted(value) if on_device else 1.0
             for sums in self._sums:
-                sums.take(
-                    1.0 if self.normalization.kind is not Kind.WEIGHTED_MEAN else value, skip=value == 0
-                )
+                sums.take(scale, skip=not on_device and value == 0)
             self._micro_batches += 1
             if count is not None:
-                self._count = (self._count or 0.0) + value
+                self._count = value if self._count is None else self._count + value
 
     def add_count(self, count: Any) -> None:
         """Adds to the group's count what :meth:`add` was not told: a token count that is known at the end.
@@ -124,10 +133,11 @@ class Accumulator:
                 raise CountError(
                     f"{self.normalization!r} takes no count afterwards; pass it to add(), or use DIVIDE_BY_COUNT"
                 )
-            self._count = (self._count or 0.0) + check_count(count, self.normalization)
+            value = self._checked_count(count)
+            self._count = value if self._count is None else self._count + value
 
-    def reduce(self) -> Reduction:
-        """Ends the group: ``p.grad`` becomes the divided gradient, the same on every rank. Returns what divided it.
+    def reduce(self) -> None:
+        """Ends the group: ``p.grad`` becomes the divided gradient, the same on every rank; see :attr:`last`.
 
         A parameter that got no gradient in the group, on any rank, gets None; if nothing was counted, all get zeros.
         A rank without micro-batches takes part, and counts 0. Raises ``CountError`` if a count is missing, and what
@@ -136,15 +146,14 @@ class Accumulator:
         self._last = None
         with abort_on_error(self.ring):
             divisor, count = self._divisor_of_group()
-            total = 0.0
+            total: Any = 0.0
             for sums in self._sums:
                 total = sums.reduce(self.ring, divisor, count)
-            nothing = count is not None and total == 0
+            nothing = count is not None and not stays_on_device(total) and total == 0
             for sums in self._sums:
                 sums.give(all_of_them=nothing)
-            self._last = self._reduction(total)
+            self._last = total
         self._start()
-        return self._last
 
     def reset(self) -> None:
         """Drops what was accumulated since the last :meth:`reduce`."""
@@ -172,12 +181,16 @@ class Accumulator:
         self._last = None
         abort(self.ring, error)
 
-    def _checked(self, count: Any) -> float:
+    def _checked_count(self, count: Any) -> Any:
+        """A count as float64, on its device."""
+        return checked_on_device(count) if stays_on_device(count) else check_count(count, self.normalization)
+
+    def _checked(self, count: Any) -> Any:
         """The count of a micro-batch; 1 where the normalization has none or gets it later."""
         if self.normalization.kind is Kind.DIVIDE_BY_COUNT and count is None:
             return 1.0
         if self.normalization.uses_count:
-            return check_count(count, self.normalization)
+            return self._checked_count(count)
         if count is not None:
             raise CountError(
                 f"{self.normalization!r} does not use count={count!r}; DIVIDE_BY_COUNT and WEIGHTED_MEAN do"
@@ -196,7 +209,7 @@ class Accumulator:
                 "wrap forward and backward in model.no_sync(), or use `with accumulator:`"
             )
 
-    def _divisor_of_group(self) -> tuple[Normalization, float | None]:
+    def _divisor_of_group(self) -> tuple[Normalization, Any]:
         """What the sums are divided by, and this rank's count if that has one."""
         kind = self.normalization.kind
         if kind is Kind.MEAN:
@@ -208,7 +221,7 @@ class Accumulator:
                 f"{self._micro_batches} micro-batches under {self.normalization!r} have no count; pass it to add(), "
                 f"or call add_count() before reduce()"
             )
-        return DIVIDE_BY_COUNT, self._count or 0.0
+        return DIVIDE_BY_COUNT, 0.0 if self._count is None else self._count
 
     def _reduction(self, total: float) -> Reduction:
         """MEAN divides by a count of micro-batches, which is no count of the user's."""

@@ -107,7 +107,14 @@ class Hub:
                 os.close(descriptor)
             rank, world = int(hello["rank"]), int(hello["world"])
             hello["lanes"] = int(hello["lanes"])
-        except (OSError, TimeoutError, KeyError, ValueError, TypeError, OverflowError):  # no rank of this version
+        except (
+            OSError,
+            TimeoutError,
+            KeyError,
+            ValueError,
+            TypeError,
+            OverflowError,
+        ):  # no rank of this version
             channel.close()
             return
         surplus = rank not in range(1, self._member.world) or rank in self._channels

@@ -35,6 +35,11 @@ COMMANDS = {
     "doctor": Command(
         "ring_reduce.doctor", "say what this machine can do, and why not where it cannot", None
     ),
+    "verify": Command(
+        "ring_reduce.verification.command",
+        "check the divisor of a training step against one process with the whole batch",
+        None,
+    ),
 }
 
 

@@ -2,49 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from . import _core
-from .arrays import ELEMENT_TYPES
 from .normalization import Normalization
+from .passes import passes_for
 from .ring import Ring
 
 _ALIGN = 32  # elements: parameters start on lines of 128 bytes, so that passes read whole vectors
-
-
-class Passes(Protocol):
-    """What an accumulator does with memory, for the tensors of one device. See :class:`CpuPasses`."""
-
-    def accumulate(
-        self, sums: Sequence[Any], gradients: Sequence[Any], fresh: Sequence[bool], scale: float
-    ) -> None: ...
-    def divide(self, outputs: Sequence[Any], sums: Sequence[Any], divisor: float) -> None: ...
-
-
-class CpuPasses:
-    """The core's passes: each goes once over all tensors, with torch's number of threads."""
-
-    def accumulate(
-        self, sums: Sequence[Any], gradients: Sequence[Any], fresh: Sequence[bool], scale: float
-    ) -> None:
-        """``sums[i] += scale * gradients[i]``, in the type of the sum; ``fresh`` ones are overwritten."""
-        _core.accumulate(
-            _addresses(sums),
-            _addresses(gradients),
-            _elements(sums),
-            _types(gradients),
-            list(fresh),
-            scale,
-            _threads(),
-        )
-
-    def divide(self, outputs: Sequence[Any], sums: Sequence[Any], divisor: float) -> None:
-        """``outputs[i] = sums[i] / divisor``, rounded once to the type of the output; 0 where the divisor is 0."""
-        _core.divide_into(
-            _addresses(outputs), _addresses(sums), _elements(sums), _types(outputs), divisor, _threads()
-        )
 
 
 @dataclass
@@ -63,21 +28,21 @@ class Sums:
     Behind them one number a parameter says whether it got a gradient: it rides through the same all-reduce.
     """
 
-    def __init__(self, tensors: list[Any], dtype: Any) -> None:
+    def __init__(self, tensors: list[Any], dtype: Any, device: Any) -> None:
         import torch
 
         begins, end = [], 0
         for tensor in tensors:
             begins.append(end)
             end += -(-tensor.numel() // _ALIGN) * _ALIGN
-        self.flat = torch.zeros(end + len(tensors), dtype=dtype)
+        self.flat = torch.zeros(end + len(tensors), dtype=dtype, device=device)
         self.has_gradient = self.flat[end:]
         self.parameters = [
             _Parameter(tensor, begin, self.flat[begin : begin + tensor.numel()].view(tensor.shape))
             for tensor, begin in zip(tensors, begins, strict=True)
         ]
         self.filled: set[int] = set()  # parameters whose sum is of this group
-        self._passes: Passes = CpuPasses()
+        self._passes = passes_for(device)
 
     def clear_gradients(self) -> None:
         for parameter in self.parameters:
@@ -91,7 +56,7 @@ class Sums:
         """Whether a gradient is still the one that reduce() gave."""
         return any(p.given is not None and p.tensor.grad is p.given for p in self.parameters)
 
-    def take(self, scale: float, skip: bool) -> None:
+    def take(self, scale: Any, skip: bool) -> None:
         """Adds all gradients times ``scale``, unless this micro-batch is skipped, and drops them."""
         taken = [index for index, p in enumerate(self.parameters) if p.tensor.grad is not None]
         if taken and not skip:
@@ -106,7 +71,7 @@ class Sums:
         for index in taken:
             self.parameters[index].tensor.grad = self.parameters[index].given = None
 
-    def reduce(self, ring: Ring | None, normalization: Normalization, count: float | None) -> float:
+    def reduce(self, ring: Ring | None, normalization: Normalization, count: Any) -> Any:
         """Divides the sums, over the ranks if there is a ring. Returns the total count, 0 if there is none."""
         for index, parameter in enumerate(self.parameters):
             if index not in self.filled:
@@ -114,7 +79,7 @@ class Sums:
         has_gradient = [float(index in self.filled) for index in range(len(self.parameters))]
         self.has_gradient.copy_(self.has_gradient.new_tensor(has_gradient))
         if ring is None:
-            total = count or 0.0
+            total = 0.0 if count is None else count
             self._divide(normalization.divisor(1, total))
             return total
         work = ring.all_reduce(self.flat, normalization, count=count, async_op=True)
@@ -122,7 +87,7 @@ class Sums:
         self._divide(1.0)
         return float(work.total_count)
 
-    def _divide(self, divisor: float) -> None:
+    def _divide(self, divisor: Any) -> None:
         """The last pass: into the sums themselves, or into gradients of the parameters' own type."""
         import torch
 
@@ -132,7 +97,7 @@ class Sums:
             parameter.given = torch.empty_like(parameter.sum, dtype=parameter.tensor.dtype)
         for parameter in wide:
             parameter.given = parameter.sum
-        if divisor != 1.0:
+        if not isinstance(divisor, float) or divisor != 1.0:
             self._passes.divide([p.given for p in self.parameters], [p.sum for p in self.parameters], divisor)
         elif narrow:
             self._passes.divide([p.given for p in narrow], [p.sum for p in narrow], divisor)
@@ -145,7 +110,7 @@ class Sums:
 
 
 def sums_of(model: Any) -> list[Sums]:
-    """The sums of a module or of parameters, one for each type that is summed in."""
+    """The sums of a module or of parameters, one for each device and type that is summed in."""
     import torch
 
     parameters = model.parameters() if isinstance(model, torch.nn.Module) else model
@@ -157,15 +122,13 @@ def sums_of(model: Any) -> list[Sums]:
             )
         if not parameter.requires_grad:
             continue
-        if parameter.device.type != "cpu" or not parameter.dtype.is_floating_point:
-            raise TypeError(
-                f"a parameter is {parameter.dtype} on {parameter.device}; it has to be of a floating type on the CPU"
-            )
+        if not parameter.dtype.is_floating_point:
+            raise TypeError(f"a parameter is {parameter.dtype}; an accumulator takes floating types")
         dtype = torch.float64 if parameter.dtype == torch.float64 else torch.float32
-        by_type.setdefault(dtype, []).append(parameter)
+        by_type.setdefault((dtype, parameter.device), []).append(parameter)
     if not by_type:
         raise ValueError("an accumulator needs at least one parameter that requires a gradient")
-    return [Sums(tensors, dtype) for dtype, tensors in by_type.items()]
+    return [Sums(tensors, dtype, device) for (dtype, device), tensors in by_type.items()]
 
 
 def _dense(gradient: Any) -> Any:
@@ -174,21 +137,3 @@ def _dense(gradient: Any) -> Any:
     if gradient.layout is not torch.strided:
         raise TypeError(f"a gradient is {gradient.layout}; an accumulator adds dense ones: use sparse=False")
     return gradient.detach().contiguous()
-
-
-def _addresses(tensors: Sequence[Any]) -> list[int]:
-    return [tensor.data_ptr() for tensor in tensors]
-
-
-def _elements(tensors: Sequence[Any]) -> list[int]:
-    return [tensor.numel() for tensor in tensors]
-
-
-def _types(tensors: Sequence[Any]) -> list[int]:
-    return [ELEMENT_TYPES[str(tensor.dtype).removeprefix("torch.")] for tensor in tensors]
-
-
-def _threads() -> int:
-    import torch
-
-    return torch.get_num_threads()

@@ -92,7 +92,9 @@ def test_what_can_not_be_accumulated() -> None:
         rr.Accumulator(nn.Linear(2, 2).requires_grad_(False), rr.SUM)
     with pytest.raises(TypeError, match="normalization is 'sum'; use one of ring_reduce"):
         rr.Accumulator(nn.Linear(2, 2), "sum")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="on meta; it has to be of a floating type on the CPU"):
+    with pytest.raises(
+        TypeError, match="a parameter is on meta; an accumulator takes those on the CPU and on CUDA"
+    ):
         rr.Accumulator(nn.Linear(2, 2, device="meta"), rr.SUM)
     embedding = nn.Embedding(4, 2, sparse=True)
     accumulator = rr.Accumulator(embedding, rr.SUM)

@@ -1,0 +1,27 @@
+"""A count that lies on a device, and is added up and divided by there: the host never waits for its value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def stays_on_device(count: Any) -> bool:
+    """Whether ``count`` is a tensor whose value the host would have to wait for."""
+    return hasattr(count, "device") and getattr(count.device, "type", "cpu") != "cpu"
+
+
+def checked_on_device(count: Any) -> Any:
+    """A float64 tensor of no dimension: ``count``, or NaN if it is no count. That makes the gradient NaN, and no
+    optimizer steps on garbage: an error can't be raised without waiting.
+
+    ``ValueError`` unless it has one element.
+    """
+    if count.numel() != 1:
+        raise ValueError(f"count has {count.numel()} elements; it has to be one number")
+    value = count.detach().reshape(()).double()
+    return value.where((value >= 0) & value.isfinite(), float("nan"))
+
+
+def one_if_counted(value: Any) -> Any:
+    """1 where a count is above 0, else 0, NaN included: a pass adds nothing at scale 0."""
+    return (value > 0).double()

@@ -1,0 +1,233 @@
+"""One step the user's way on every rank, and beside it what one process makes of the same data."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .batches import count_samples, pack, unpack
+from .diagnosis import diagnose
+from .errors import VerifyError
+from .job import Job
+from .layout import Fingerprint, Layout, compare_fingerprints
+from .measured import Measured, Sizes, Vector
+from .ranks import ranks_of
+from .reference import MicroBatch, Reference, compute_reference
+from .report import Report, make_report
+from .state import SEED, clear_gradients, kept, same
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+# Elements of all vectors together, 8 bytes each: 400 MB on rank 0.
+MOST_ELEMENTS = 50_000_000
+
+Step = Callable[[nn.Module, Sequence[Any], Job], Any]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a rank was asked to check."""
+
+    model: nn.Module
+    batches: Sequence[Any]
+    losses: Callable[[nn.Module, Any], Tensor]
+    step: Step
+    micro_batches: int | None
+    sample: int | None
+    tolerance: float | None
+
+
+@dataclass(frozen=True)
+class _Hello:
+    """What rank 0 has to know of a rank before anything is computed."""
+
+    samples: tuple[int, ...]
+    options: dict[str, Any]
+    fingerprints: list[Fingerprint]
+
+
+@dataclass(frozen=True)
+class _Stepped:
+    """What a step left on one rank."""
+
+    gradient: Vector
+    missing: tuple[str, ...]
+    logged: float | None
+
+
+def verify_step(
+    request: Request, group: dist.ProcessGroup | None, say: Callable[[str], None] = lambda text: None
+) -> Report:
+    """See :func:`ring_reduce.verify`; ``say`` is told what is being done."""
+    ranks = ranks_of(group)
+    say("comparing the models")
+    with ranks.together("the check of arguments"):
+        _check_request(request)
+        layout = Layout(request.model, request.sample)
+        hello = _hello(request, layout, ranks.rank)
+        packed = pack(request.batches)
+    hellos = ranks.gather(hello)
+    with ranks.together("the comparison of ranks"):
+        planned = _compare(hellos, layout) if ranks.rank == 0 else 0
+    planned = ranks.broadcast(planned)
+    packs = ranks.gather(packed)
+    tolerance = layout.tolerance if request.tolerance is None else request.tolerance
+    with kept(request.model) as copies:
+        say("the reference: one process with the whole batch")
+        reference = None
+        with ranks.together("the reference"):
+            if ranks.rank == 0:
+                micro_batches = _unpack(packs, hellos, layout.parameters[0].device)
+                reference = compute_reference(request.model, request.losses, micro_batches, layout, tolerance)
+        say("the step")
+        job = Job(ranks.rank, ranks.world, planned)
+        stepped = ranks.run(lambda: _run_step(request, job, layout, copies, ranks.rank), "step()")
+    say("the diagnosis")
+    gathered = ranks.gather(stepped)
+    report = None
+    with ranks.together("the diagnosis"):
+        if reference is not None:
+            measured = _measured(reference, gathered, hellos, layout, planned=planned, tolerance=tolerance)
+            report = make_report(measured, diagnose(measured), layout.elements)
+    told: Report = ranks.broadcast(report)
+    return told
+
+
+def _check_request(request: Request) -> None:
+    if not isinstance(request.model, nn.Module):
+        raise VerifyError(f"model is a {type(request.model).__name__}; verify takes a torch.nn.Module")
+    if isinstance(request.model, nn.parallel.DistributedDataParallel):
+        raise VerifyError("model is a DistributedDataParallel; give verify its module, and wrap it in step()")
+    if not isinstance(request.batches, (list, tuple)):
+        raise VerifyError(
+            f"batches is a {type(request.batches).__name__}; it has to be a list of this rank's micro-batches"
+        )
+    for name in ("losses", "step"):
+        if not callable(getattr(request, name)):
+            raise VerifyError(f"{name} is {getattr(request, name)!r}; it has to be a function")
+    for name, least in (("micro_batches", 1), ("sample", 1)):
+        value = getattr(request, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise VerifyError(f"{name} is {value!r}; it has to be None or a whole number of at least {least}")
+    if request.tolerance is not None and not 0 < request.tolerance < 1:
+        raise VerifyError(f"tolerance is {request.tolerance!r}; it is relative: a number between 0 and 1")
+    if request.micro_batches is not None and len(request.batches) > request.micro_batches:
+        raise VerifyError(
+            f"micro_batches is {request.micro_batches}, and {len(request.batches)} batches were given; it is what a "
+            f"group is planned to have, and only fewer are possible"
+        )
+
+
+def _hello(request: Request, layout: Layout, rank: int) -> _Hello:
+    samples = tuple(
+        count_samples(batch, f"micro-batch {index} of rank {rank}")
+        for index, batch in enumerate(request.batches)
+    )
+    options = {name: getattr(request, name) for name in ("micro_batches", "sample", "tolerance")}
+    return _Hello(samples, options, layout.fingerprints())
+
+
+def _compare(hellos: Sequence[_Hello], layout: Layout) -> int:
+    """How many micro-batches are planned; raises VerifyError if ranks differ, or if there is too much to compare."""
+    for rank, hello in enumerate(hellos):
+        for name, value in hello.options.items():
+            if value != hellos[0].options[name]:
+                raise VerifyError(
+                    f"{name} is {hellos[0].options[name]!r} on rank 0 and {value!r} on rank {rank}; every rank has to "
+                    f"pass the same"
+                )
+    compare_fingerprints([hello.fingerprints for hello in hellos])
+    vectors = len(hellos) + sum(len(hello.samples) for hello in hellos)
+    if layout.length * vectors > MOST_ELEMENTS:
+        fitting = max(1, MOST_ELEMENTS // vectors // len(layout.names))
+        raise VerifyError(
+            f"the model is too large to compare all of it: {layout.length:,} elements of {vectors} gradients (ranks "
+            f"and micro-batches) would take {8 * layout.length * vectors:,} bytes on rank 0, and the most is "
+            f"{8 * MOST_ELEMENTS:,}; pass sample={min(fitting, 10_000)}, which compares that many elements of each "
+            f"parameter (--sample on the command line)"
+        )
+    longest = max(len(hello.samples) for hello in hellos)
+    if longest == 0:
+        raise VerifyError("no rank has a micro-batch: batches is empty everywhere")
+    return int(hellos[0].options["micro_batches"] or longest)
+
+
+def _unpack(packs: Sequence[bytes], hellos: Sequence[_Hello], device: torch.device) -> list[MicroBatch]:
+    """The micro-batches of all ranks, rank after rank."""
+    return [
+        MicroBatch(rank, index, batch, samples)
+        for rank, (data, hello) in enumerate(zip(packs, hellos, strict=True))
+        for index, (batch, samples) in enumerate(zip(unpack(data, device), hello.samples, strict=True))
+    ]
+
+
+def _run_step(request: Request, job: Job, layout: Layout, copies: dict[str, Tensor], rank: int) -> _Stepped:
+    clear_gradients(request.model)
+    torch.manual_seed(SEED)
+    with torch.enable_grad():
+        logged = _logged(request.step(request.model, request.batches, job), rank)
+    gradients = [parameter.grad for parameter in layout.parameters]
+    for name, parameter in zip(layout.names, layout.parameters, strict=True):
+        if not same(parameter.detach(), copies[name]):
+            raise VerifyError(
+                f"rank {rank}: step() changed parameter {name}; it has to stop before optimizer.step(), and leave the "
+                f"gradients that it would step with"
+            )
+    if all(gradient is None for gradient in gradients):
+        raise VerifyError(
+            f"rank {rank}: step() left no gradient in any parameter of the model; it has to use the model that it is "
+            f"given, and leave the gradients there (no zero_grad() afterwards)"
+        )
+    missing = tuple(name for name, gradient in zip(layout.names, gradients, strict=True) if gradient is None)
+    return _Stepped(layout.vector(gradients), missing, logged)
+
+
+def _logged(value: Any, rank: int) -> float | None:
+    if value is None:
+        return None
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):
+        return float(value.detach() if isinstance(value, Tensor) else value)
+    what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r}"
+    raise VerifyError(
+        f"rank {rank}: step() returned {what}; it returns the loss that it logs, one number, or None"
+    )
+
+
+def _measured(
+    reference: Reference,
+    stepped: Sequence[_Stepped],
+    hellos: Sequence[_Hello],
+    layout: Layout,
+    *,
+    planned: int,
+    tolerance: float,
+) -> Measured:
+    counts = iter([part.count for part in reference.parts])
+    return Measured(
+        sizes=Sizes(
+            micro_batches=planned,
+            samples=tuple(hello.samples for hello in hellos),
+            counts=tuple(tuple(_take(counts, len(hello.samples))) for hello in hellos),
+        ),
+        names=layout.names,
+        ends=layout.ends,
+        stepped=np.stack([each.gradient for each in stepped]),
+        missing=tuple(each.missing for each in stepped),
+        whole=reference.whole.gradient,
+        parts=np.stack([part.summed for part in reference.parts]),
+        tolerance=tolerance,
+        suspects=reference.suspects,
+        logged=tuple(each.logged for each in stepped),
+        loss=reference.whole.loss if reference.whole.count else float("nan"),
+    )
+
+
+def _take(counts: Iterator[int], number: int) -> list[int]:
+    return [next(counts) for _ in range(number)]

@@ -1,0 +1,253 @@
+"""``ring-reduce verify``: checks the divisor of a user's file in processes of its own. Free of torch."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .report import Report
+
+RIGHT, WRONG, COULD_NOT_TELL = 0, 1, 2
+MOST_RANKS = 64
+TERMINATED = 128 + signal.SIGTERM
+EPILOG = """\
+FILE defines four functions:
+  model()                               the torch.nn.Module, the same on every rank (the seed is 0)
+  batches(rank, world, micro_batches)   the list of this rank's micro-batches: tensors, or tuples, lists, dicts of
+                                        them; dim 0 is the sample
+  losses(model, batch)                  a 1-D tensor, one loss for each sample or token that counts
+  step(model, batches, job)             forward, backward and reduction; leaves the gradients it would step with in
+                                        the model, returns the loss it logs or None; job.rank, job.world,
+                                        job.micro_batches (planned)
+A Gloo process group is there already. Sizes without a common divisor, such as 2 ranks, 3 micro-batches and 5 samples,
+leave each factor one explanation.
+
+exit status: 0 the gradient is right, 1 it is wrong, 2 could not tell
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``ring-reduce verify``."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument("file", type=_file, metavar="FILE", help="a Python file, see below")
+    parser.add_argument(
+        "--world", type=_whole(1, MOST_RANKS), default=2, metavar="N", help="ranks (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--micro-batches",
+        type=_whole(1, 10_000),
+        default=3,
+        metavar="N",
+        help="of a group, on each rank (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--short",
+        type=_whole(0, 10_000),
+        metavar="K",
+        help="check a short group of the first K micro-batches too; 0: don't (default: one less than planned, or two)",
+    )
+    parser.add_argument("--json", type=_writable, metavar="FILE", help="write the reports, as JSON")
+    parser.add_argument(
+        "--sample",
+        type=_whole(1, 10**9),
+        metavar="N",
+        help="elements of each parameter to compare (default: all)",
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=_fraction,
+        metavar="X",
+        help="relative difference that counts as right (default: the root of the type's epsilon)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=600.0,
+        metavar="S",
+        help="seconds for everything (default: %(default)g)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Checks and prints. 0: right, 1: wrong, 2: could not tell."""
+    from .launch import RanksFailed
+
+    lengths = _lengths(args)
+    if not lengths:
+        return COULD_NOT_TELL
+    try:
+        with _terminate_as_exit(), _progress() as show:
+            reports = _run_ranks(args, lengths, show)
+    except RanksFailed as error:
+        print(f"ring-reduce verify: {error}", file=sys.stderr)
+        failed = {"exit_status": COULD_NOT_TELL, "right": False, "error": str(error), "groups": []}
+        _write_json(args.json, {"file": str(args.file), **failed})
+        return COULD_NOT_TELL
+    status = _worst([report.exit_status for report in reports])
+    for length, report in zip(lengths, reports, strict=True):
+        print(f"{_heading(args, length)}\n\n{report}\n", flush=True)
+    groups = [
+        {"micro_batches": length, **report.to_dict()} for length, report in zip(lengths, reports, strict=True)
+    ]
+    _write_json(
+        args.json, {"file": str(args.file), "exit_status": status, "right": status == RIGHT, "groups": groups}
+    )
+    return status
+
+
+def _lengths(args: argparse.Namespace) -> tuple[int, ...]:
+    """How many micro-batches each check has: the planned, and a short group's. Empty, and says why, if none."""
+    planned: int = args.micro_batches
+    short: int = args.short if args.short is not None else _short_by_default(planned, args.world)
+    if short < planned:
+        return (planned, short) if short else (planned,)
+    print(
+        f"ring-reduce verify: --short is {short} and --micro-batches {planned}; a short group has fewer",
+        file=sys.stderr,
+    )
+    return ()
+
+
+def _short_by_default(planned: int, world: int) -> int:
+    """One less than planned; two where that is the world, or a factor could be of either."""
+    short = planned - 1
+    return short - 1 if short == world and short > 1 else short
+
+
+def _run_ranks(
+    args: argparse.Namespace, lengths: tuple[int, ...], show: Callable[[str], None]
+) -> list[Report]:
+    from .file import Orders
+    from .launch import run_ranks
+
+    show(f"starting {args.world} rank{'s' * (args.world > 1)}")
+    with tempfile.TemporaryDirectory(prefix="ring-reduce-verify-") as folder:
+        orders = Orders(
+            file=str(args.file.absolute()),
+            world=args.world,
+            micro_batches=args.micro_batches,
+            lengths=lengths,
+            sample=args.sample,
+            tolerance=args.tolerance,
+            timeout=args.timeout,
+            store_path=str(Path(folder) / "store"),
+        )
+        main = f"{__package__}.rank:run_rank"
+        reports: list[Report] = run_ranks(args.world, main, orders, folder, timeout=args.timeout, show=show)
+    return reports
+
+
+def _heading(args: argparse.Namespace, length: int) -> str:
+    group = f"{length} micro-batch{'es' * (length != 1)} on each of {args.world} rank{'s' * (args.world > 1)}"
+    if length == args.micro_batches:
+        return f"{args.file}: {group}"
+    return f"{args.file}: a short group, {group} where {args.micro_batches} are planned"
+
+
+def _worst(statuses: Sequence[int]) -> int:
+    """Wrong is worse than untold."""
+    return max(statuses, key=(RIGHT, COULD_NOT_TELL, WRONG).index)
+
+
+def _write_json(path: Path | None, content: dict[str, Any]) -> None:
+    if path is not None:
+        path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """What is being done, on stderr: one line that changes on a terminal, else lines."""
+    started = time.perf_counter()
+    terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+    def show(text: str) -> None:
+        line = f"[{time.perf_counter() - started:5.1f} s] {text}"
+        print(
+            f"\r\x1b[K{line}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True
+        )
+
+    try:
+        yield show
+    finally:
+        if terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _terminate_as_exit() -> Iterator[None]:
+    """Lets SIGTERM end the ranks and remove the folder on its way."""
+
+    def leave(_number: int, _frame: object) -> None:
+        raise SystemExit(TERMINATED)
+
+    try:
+        before = signal.signal(signal.SIGTERM, leave)
+    except ValueError:  # not the main thread, which alone may set handlers
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _file(text: str) -> Path:
+    path = Path(text)
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {text!r}")
+    return path
+
+
+def _writable(text: str) -> Path:
+    """Known before any work rather than after it."""
+    path = Path(text)
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"the folder {str(path.absolute().parent)!r} does not exist")
+    if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written")
+    return path
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{value} is not between {least} and {most}")
+        return value
+
+    return parse
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+def _fraction(text: str) -> float:
+    value = _number(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = _number(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
+    return value

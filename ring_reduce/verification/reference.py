@@ -1,0 +1,154 @@
+"""The right gradient of a step, computed in one process: of the whole batch, and of each micro-batch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .batches import concatenate
+from .errors import VerifyError
+from .layout import Layout
+from .measured import Vector
+from .state import SEED, alone
+from .suspects import find_suspects
+
+Losses = Callable[[nn.Module, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One micro-batch of one rank."""
+
+    rank: int
+    index: int
+    batch: Any
+    samples: int
+
+    @property
+    def label(self) -> str:
+        """For errors."""
+        return f"micro-batch {self.index} of rank {self.rank}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A gradient of a mean loss, and what the mean is over."""
+
+    gradient: Vector
+    count: int
+    loss: float
+
+    @property
+    def summed(self) -> Vector:
+        """The gradient of the summed loss."""
+        return self.gradient * self.count
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What one process makes of the data of all ranks."""
+
+    whole: Part
+    parts: tuple[Part, ...]
+    suspects: tuple[str, ...]
+
+
+def compute_reference(
+    model: nn.Module, losses: Losses, micro_batches: Sequence[MicroBatch], layout: Layout, tolerance: float
+) -> Reference:
+    """Forward and backward of the concatenated batch, then of each micro-batch alone, in the model's own types.
+
+    ``torch.autograd.grad`` leaves ``p.grad`` alone, and with it the hooks of a DistributedDataParallel that holds the
+    same parameters. Raises VerifyError for losses that verify can't use.
+    """
+    batch = concatenate([each.batch for each in micro_batches], [each.label for each in micro_batches])
+    _check_repeatable(model, losses, micro_batches, tolerance)
+    parts = tuple(_part(model, losses, each, layout) for each in micro_batches)
+    whole = _mean_gradient(model, losses, batch, layout, "the whole batch")
+    counts = [part.count for part in parts]
+    if sum(counts) != whole.count:
+        raise VerifyError(
+            f"losses() returned {whole.count} losses for the whole batch, but {' + '.join(map(str, counts))} = "
+            f"{sum(counts)} for its micro-batches; it has to return one loss for each counted sample or token, not a "
+            f"mean or a sum over them"
+        )
+    suspects: tuple[str, ...] = ()
+    if not _adds_up(whole, parts, tolerance):
+        batches = [each.batch for each in micro_batches if each.samples]
+        with contextlib.suppress(Exception):  # the verdict can do without them
+            suspects = find_suspects(model, losses, batch, batches, tolerance)
+    return Reference(whole, parts, suspects)
+
+
+def _part(model: nn.Module, losses: Losses, each: MicroBatch, layout: Layout) -> Part:
+    if each.samples == 0:  # many modules refuse it
+        return Part(np.zeros(layout.length), 0, 0.0)
+    return _mean_gradient(model, losses, each.batch, layout, each.label)
+
+
+def _mean_gradient(model: nn.Module, losses: Losses, batch: Any, layout: Layout, label: str) -> Part:
+    """Of a mean rather than a sum, whose gradient may be out of range in 16 bits."""
+    with alone(model):
+        values = losses(model, batch)
+        _check_losses(values, label)
+        if values.numel() == 0:
+            return Part(np.zeros(layout.length), 0, 0.0)
+        gradients = torch.autograd.grad(values.mean(), layout.parameters, allow_unused=True)
+    return Part(layout.vector(gradients), values.numel(), float(values.detach().double().mean()))
+
+
+def _check_losses(values: Any, label: str) -> None:
+    if not isinstance(values, Tensor):
+        raise VerifyError(
+            f"losses() returned a {type(values).__name__} for {label}; it has to return a 1-D tensor"
+        )
+    if values.ndim != 1:
+        raise VerifyError(
+            f"losses() returned a tensor of shape {tuple(values.shape)} for {label}; it has to be 1-D, with one loss "
+            f'for each counted sample or token: reduction="none", then flatten() and leave out the ignored ones'
+        )
+    if values.numel() and not values.is_floating_point():
+        raise VerifyError(f"losses() returned {values.dtype} for {label}; losses are floating-point numbers")
+    if values.numel() and not values.requires_grad:
+        raise VerifyError(
+            f"losses() returned a tensor without gradient for {label}: it does not depend on a trainable parameter, or "
+            f"was detached, taken through item() or numpy(), or computed under no_grad()"
+        )
+
+
+def _check_repeatable(
+    model: nn.Module, losses: Losses, micro_batches: Sequence[MicroBatch], tolerance: float
+) -> None:
+    """Raises VerifyError if a second forward with other random numbers gives other losses."""
+    first = next((each for each in micro_batches if each.samples), None)
+    if first is None:
+        raise VerifyError("no rank has a sample: every micro-batch is empty")
+    values = []
+    for seed in (SEED, SEED + 1):
+        with alone(model), torch.no_grad():
+            torch.manual_seed(seed)
+            values.append(losses(model, first.batch))
+    if not all(isinstance(each, Tensor) and each.numel() for each in values):
+        return  # said where the losses are used
+    difference = float((values[0] - values[1]).abs().max())
+    if difference > tolerance * float(values[0].abs().max()):
+        raise VerifyError(
+            f"losses() gave other values for {first.label} with other random numbers (up to {difference:.3g} apart), "
+            f"so that no gradient is the right one; verify switches torch's dropout modules off, and functional ones "
+            f"and your own are yours to switch off"
+        )
+
+
+def _adds_up(whole: Part, parts: Sequence[Part], tolerance: float) -> bool:
+    """Whether no element of the gradient of the whole batch is more than the sum of its parts."""
+    if whole.count == 0:
+        return True
+    summed = np.array([part.summed for part in parts]) / whole.count
+    bound = tolerance * (np.abs(whole.gradient) + np.abs(summed).sum(axis=0))
+    return not np.any(np.abs(summed.sum(axis=0) - whole.gradient) > bound)

@@ -1,0 +1,133 @@
+"""``ring-reduce verify``: exit statuses, JSON, what can't be checked, and what ends a run before its time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ring_reduce.verification import command
+from verify_files import EXAMPLES, GOOD, run_command, with_step, write
+
+
+def test_the_worst_group_decides(tmp_path: Path) -> None:
+    written = tmp_path / "found.json"
+    done = run_command(EXAMPLES / "wrong_short_group.py", "--json", written, folder=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.count("RIGHT:") == 1
+    assert "a short group, 1 micro-batches on each of 2 ranks where 3 are planned" in done.stdout
+    assert "WRONG: gradient is 0.3333 = k/N = 1/3" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "the step" in done.stderr
+    found = json.loads(written.read_text())
+    assert (found["exit_status"], found["right"]) == (1, False)
+    assert [group["exit_status"] for group in found["groups"]] == [0, 1]
+    assert [group["micro_batches"] for group in found["groups"]] == [3, 1]  # not 2, which is the world
+    assert not list(tmp_path.glob("ring-reduce-verify-*"))
+
+
+def test_right_alone_with_a_sample(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD + "\nprint('printed by the file')\n")
+    done = run_command(
+        path, "--world", 1, "--micro-batches", 4, "--short", 0, "--sample", 2, "--tolerance", "1e-5"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Elements compared: 3 of 4 (a sample); relative differences up to 1.0e-05" in done.stdout
+    assert "short group" not in done.stdout
+    assert "printed by the file" not in done.stdout
+    assert "printed by the file" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("statuses", "worst"), [([0, 0], 0), ([0, 2], 2), ([2, 1], 1), ([1, 0], 1), ([0], 0)]
+)
+def test_wrong_is_worse_than_untold(statuses: list[int], worst: int) -> None:
+    assert command._worst(statuses) == worst
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["no-such-file.py"], "there is no file 'no-such-file.py'"),
+        ([__file__, "--world", "0"], "0 is not between 1 and 64"),
+        ([__file__, "--micro-batches", "two"], "'two' is not a whole number"),
+        (
+            [__file__, "--micro-batches", "2", "--short", "2"],
+            "--short is 2 and --micro-batches 2; a short group has",
+        ),
+        ([__file__, "--tolerance", "1.5"], "1.5 is not between 0 and 1"),
+        ([__file__, "--timeout", "0"], "0 is no number of seconds above 0"),
+        ([__file__, "--json", "no-such-folder/file.json"], "does not exist"),
+    ],
+)
+def test_wrong_options_are_2(options: list[str], message: str) -> None:
+    done = run_command(*options)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "trace"),
+    [
+        ("import torch\n", "lacks model() and batches() and losses() and step():", False),
+        ("import no_such_module\n", "could not be imported: ModuleNotFoundError: No module named 'no_such_", True),
+        ("def model(:\n", "could not be imported: SyntaxError", True),
+        (GOOD.replace("nn.Linear(3, 1)", "nn.Linear()"), "mine.py: model() failed: TypeError: Linear", True),
+        (with_step("raise ValueError('mine')"), "step() raised ValueError: mine", True),
+        (with_step("if job.rank: raise ValueError(1)\nright_step(model, batches, job)"), "rank 1: step() raised", True),
+        (GOOD.replace(".flatten()", ".mean()"), "a tensor of shape () for micro-batch 0 of rank 0; it has", False),
+        (with_step("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"), "ended by signal 9 (SIGKILL)", False),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_checked_is_2(text: str, message: str, trace: bool, tmp_path: Path) -> None:
+    written = tmp_path / "found.json"
+    done = run_command(write(tmp_path, text), "--micro-batches", 1, "--json", written, folder=tmp_path)
+    assert done.returncode == 2, done.stdout
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert ("Traceback" in done.stderr) == trace
+    assert not trace or "mine.py" in done.stderr
+    found = json.loads(written.read_text())
+    assert (found["exit_status"], found["right"]) == (2, False)
+    assert message in found["error"]
+    assert not list(tmp_path.glob("ring-reduce-verify-*"))
+
+
+# What ends a run before its time
+
+
+def test_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, with_step("time.sleep(0 if job.rank else 1000)\nright_step(model, batches, job)"))
+    done = run_command(path, "--timeout", 8, "--micro-batches", 1, folder=tmp_path)
+    assert done.returncode == 2
+    assert "ring-reduce verify: not done in 8 s (rank 0 is at: " in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    path = write(tmp_path, with_step("print('in the step', flush=True); time.sleep(1000)"))
+    line: list[Any] = [sys.executable, "-m", "ring_reduce", "verify", str(path)]
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    # The ranks inherit this pipe: it ends when the last of them has.
+    with subprocess.Popen(
+        line,
+        env={**os.environ, "TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert any("in the step" in line for line in process.stdout)
+        process.send_signal(number)
+        rest = process.stdout.read()
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(number, -number)
+    assert "Traceback" not in rest
+    assert not list(folder.glob("ring-reduce-verify-*"))
