@@ -47,6 +47,8 @@ class Mutant:
     relacy: str | None = None  # relacy_ring.cpp
     thread: str | None = None  # ring_threads.cpp under ThreadSanitizer
     address: str | None = None  # ring_threads.cpp under AddressSanitizer and UndefinedBehaviorSanitizer
+    accumulate: str | None = None  # accumulate_check.cpp
+    accumulate_thread: str | None = None  # accumulate_check.cpp under ThreadSanitizer
 
 
 _EXCHANGE = "counter.value.exchange(value, std::memory_order_seq_cst)"
@@ -212,6 +214,92 @@ MUTANTS = {
     ),
     "lanes off their lines": Mutant(
         "region.h", (("kControlBytes = 4096", "kControlBytes = 4100"),), address="misaligned"
+    ),
+    # An accumulator's arithmetic.
+    "a fresh sum is added to": Mutant(
+        "accumulate_chunk.h",
+        (("if constexpr (!kFresh) v =", "v ="), ("if (!kFresh) std::memcpy", "std::memcpy")),
+        accumulate="fresh sum of length 1 times",
+    ),
+    "a rest that forgets its sum": Mutant(
+        "accumulate_chunk.h",
+        (("    if (!kFresh) std::memcpy(padded_sum, sum + i, rest * sizeof(Sum<T>));\n", ""),),
+        accumulate="sum of length 1 times",
+    ),
+    "a rest that is written as a whole vector": Mutant(
+        "accumulate_chunk.h",
+        (
+            (
+                "std::memcpy(sum + i, padded_sum, rest * sizeof(Sum<T>))",
+                "std::memcpy(sum + i, padded_sum, sizeof padded_sum)",
+            ),
+        ),
+        accumulate="sum of length 1 times",
+    ),
+    "no scale": Mutant(
+        "accumulate_chunk.h",
+        (("if constexpr (kScaled) v = v * scale;", ""),),
+        accumulate="times 0.37",
+    ),
+    "a scale that multiplies the sum too": Mutant(
+        "accumulate_chunk.h",
+        (
+            ("if constexpr (kScaled) v = v * scale;", ""),
+            ("Lanes<Sum<T>>::store(sum, v);", "Lanes<Sum<T>>::store(sum, v * scale);"),
+        ),
+        accumulate="times 0.37",
+    ),
+    "a scale of 0 that multiplies": Mutant(
+        "accumulate_chunk.h", (("if (a.scale == 0) {", "if (false) {"),), accumulate="times 0.000000"
+    ),
+    "a reciprocal for the division": Mutant(
+        "accumulate_chunk.h", (("v = v / divisor;", "v = v * (1 / divisor);"),), accumulate="by 3.0"
+    ),
+    "a divisor of 0 that divides": Mutant(
+        "accumulate_chunk.h", (("if (d.divisor == 0) {", "if (false) {"),), accumulate="by 0.000000"
+    ),
+    # Which thread visits which elements.
+    "a piece left out": Mutant(
+        "pieces.cpp",
+        (("(end_ + kPieceElements - 1) / kPieceElements", "end_ / kPieceElements"),),
+        accumulate="visits of an element",
+    ),
+    "a piece that misses the tensor it begins in": Mutant(
+        "pieces.cpp",
+        (("begins_.begin()) - 1", "begins_.begin())"),),
+        accumulate="visits of an element",
+    ),
+    "tensors laid end to end without gaps": Mutant(
+        "pieces.cpp",
+        (("(size + kCutElements - 1) / kCutElements * kCutElements", "size"),),
+        accumulate="begins off a cut",
+    ),
+    "a piece taken by two threads": Mutant(
+        "pieces.cpp",
+        (
+            (
+                "(piece = next.fetch_add(1, std::memory_order_relaxed)) < count;",
+                "(piece = next.load(std::memory_order_relaxed)) < count;",
+            ),
+            (
+                "      pieces.visit(piece, visit);\n",
+                "      pieces.visit(piece, visit);\n      next.store(piece + 1, std::memory_order_relaxed);\n",
+            ),
+        ),
+        accumulate_thread=_RACE,
+    ),
+    "a crew for two callers": Mutant(
+        "pieces.cpp",
+        (
+            ("  const std::unique_lock lock(shared.in_use, std::try_to_lock);\n", ""),
+            ("  if (!lock.owns_lock()) return false;\n", ""),
+        ),
+        accumulate_thread=_RACE,
+    ),
+    "a pass that ends before its threads": Mutant(
+        "lane_threads.cpp",
+        (("  finished_.wait(lock, [this] { return to_come_ == 0 && running_ == 0; });\n", ""),),
+        accumulate_thread="",
     ),
 }
 

@@ -28,7 +28,7 @@ def compile_passes(directory: Path, *options: str) -> list[Path]:
 
 
 def ring_threads(csrc: Path, directory: Path, passes: list[Path], *options: str) -> Path:
-    names = ("call", "cpu_ring", "group", "ring", "wait")
+    names = ("call", "cpu_ring", "group", "lane_threads", "ring", "wait")
     sources = [*(csrc / f"{name}.cpp" for name in names), NATIVE / "ring_threads.cpp"]
     objects = compile_objects(sources, csrc, directory, *options)
     return link([*objects, *passes], directory / "ring_threads", *options)

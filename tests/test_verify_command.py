@@ -21,7 +21,7 @@ def test_the_worst_group_decides(tmp_path: Path) -> None:
     done = run_command(EXAMPLES / "wrong_short_group.py", "--json", written, folder=tmp_path)
     assert done.returncode == 1, done.stderr
     assert done.stdout.count("RIGHT:") == 1
-    assert "a short group, 1 micro-batches on each of 2 ranks where 3 are planned" in done.stdout
+    assert "a short group, 1 micro-batch on each of 2 ranks where 3 are planned" in done.stdout
     assert "WRONG: gradient is 0.3333 = k/N = 1/3" in done.stdout
     assert "\x1b" not in done.stdout + done.stderr
     assert "the step" in done.stderr

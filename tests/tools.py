@@ -6,6 +6,7 @@ RING_REDUCE_ALLOW_MISSING=a,b  except these tools, which still skip
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from pathlib import Path
@@ -14,10 +15,15 @@ import pytest
 
 # Tools that are headers, not programs.
 HEADERS = {"relacy": "relacy/relacy.hpp"}
+# Tools that are Python packages.
+MODULES = ("triton",)
 
 
 def find_tool(name: str) -> str | None:
-    """Where the program is, or the include directory of a header; None when it is not installed."""
+    """Where the program or package is, or the include directory of a header; None when it is not installed."""
+    if name in MODULES:
+        spec = importlib.util.find_spec(name)
+        return None if spec is None else spec.origin
     if name not in HEADERS:
         return shutil.which(name)
     listed = [part for var in ("CPATH", "CPLUS_INCLUDE_PATH") for part in os.environ.get(var, "").split(":")]
