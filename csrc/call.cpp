@@ -36,8 +36,8 @@ std::string number_text(double value) {
 }  // namespace
 
 std::string describe(const Fingerprint& call) {
-  std::string text = operation_name(call.operation) + " of " + std::to_string(call.elements) + " " +
-                     type_name(call.type);
+  std::string text =
+      operation_name(call.operation) + " of " + std::to_string(call.elements) + " " + type_name(call.type);
   if (call.operation == Operation::all_gather) return text + " of all ranks together";
   text += ", " + normalization_name(call.normalization);
   if (call.normalization == Normalization::divide_by) text += "(" + number_text(call.divisor) + ")";

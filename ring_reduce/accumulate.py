@@ -35,7 +35,8 @@ class Accumulator:
             optimizer.step()
 
     Entering ``with`` drops gradients that are still there, and a DistributedDataParallel model does not synchronise
-    inside it. In a loop that can't be written so, call :meth:`reduce` at the end of a group, ``zero_grad()`` before the
+    inside it. Afterwards gradients lie in the accumulator's memory and change with the next group: clone what you keep.
+    In a loop that can't be written so, call :meth:`reduce` at the end of a group, ``zero_grad()`` before the
     next, and wrap forward and backward of a DDP model in ``no_sync()``.
 
     ===================  ==========================================  ============================================
@@ -77,7 +78,9 @@ class Accumulator:
                 "a DistributedDataParallel model reduces its gradients itself; pass ring=, over which the accumulator "
                 "does it once a group, or accumulate model.module"
             )
-        self._sums = sums_of(model)
+        parameters = list(dict.fromkeys(model.parameters() if hasattr(model, "parameters") else model))
+        self._sums = sums_of(parameters)
+        self._left_out = [parameter for parameter in parameters if not parameter.requires_grad]
         if ring is not None and any(sums.flat.device.type != "cpu" for sums in self._sums):
             raise TypeError(
                 "a parameter is on a GPU, and this ring runs on CPU tensors; leave ring= out, or move it"
@@ -115,6 +118,11 @@ class Accumulator:
             value = self._checked(count)
             if any(sums.any_gradient() for sums in self._sums):
                 self._refuse_reduced()
+            if any(parameter.grad is not None for parameter in self._left_out):
+                raise RuntimeError(
+                    "a parameter has a gradient that did not require one when the accumulator was made, and would not "
+                    "be divided; make a new accumulator after unfreezing"
+                )
             weighted, on_device = self.normalization.kind is Kind.WEIGHTED_MEAN, stays_on_device(value)
             scale = value if weighted else one_if_counted(value) if on_device else 1.0
             for sums in self._sums:

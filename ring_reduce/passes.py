@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from . import _core
@@ -11,42 +13,51 @@ from .arrays import ELEMENT_TYPES
 Tensors = Sequence[Any]
 
 
+@dataclass(frozen=True)
+class Sum:
+    """A parameter's part of the sums. Asking a tensor for its address and size takes longer than adding a small one."""
+
+    tensor: Any
+    address: int
+    elements: int
+
+
 class Passes(Protocol):
     """What an accumulator does with the tensors of one device: each pass goes once over all of them.
 
     Scale and divisor are numbers, or float64 tensors of one element on the device, which the host does not wait for.
     """
 
-    def accumulate(self, sums: Tensors, gradients: Tensors, fresh: Sequence[bool], scale: Any) -> None:
+    def accumulate(self, sums: Sequence[Sum], gradients: Tensors, fresh: Sequence[bool], scale: Any) -> None:
         """``sums[i] += scale * gradients[i]``, in the type of the sum; ``fresh`` ones are overwritten."""
 
-    def divide(self, outputs: Tensors, sums: Tensors, divisor: Any) -> None:
+    def divide(self, outputs: Tensors, sums: Sequence[Sum], divisor: Any) -> None:
         """``outputs[i] = sums[i] / divisor``, rounded once to the type of the output; 0 where the divisor is 0."""
 
 
 class CpuPasses:
     """The core's, on torch's number of threads."""
 
-    def accumulate(self, sums: Tensors, gradients: Tensors, fresh: Sequence[bool], scale: Any) -> None:
+    def accumulate(self, sums: Sequence[Sum], gradients: Tensors, fresh: Sequence[bool], scale: Any) -> None:
         import torch
 
         _core.accumulate(
-            _addresses(sums),
+            [each.address for each in sums],
             _addresses(gradients),
-            _elements(sums),
+            [each.elements for each in sums],
             _types(gradients),
             list(fresh),
             float(scale),
             torch.get_num_threads(),
         )
 
-    def divide(self, outputs: Tensors, sums: Tensors, divisor: Any) -> None:
+    def divide(self, outputs: Tensors, sums: Sequence[Sum], divisor: Any) -> None:
         import torch
 
         _core.divide_into(
             _addresses(outputs),
-            _addresses(sums),
-            _elements(sums),
+            [each.address for each in sums],
+            [each.elements for each in sums],
             _types(outputs),
             float(divisor),
             torch.get_num_threads(),
@@ -56,15 +67,15 @@ class CpuPasses:
 class GpuPasses:
     """Triton's, on the current stream."""
 
-    def accumulate(self, sums: Tensors, gradients: Tensors, fresh: Sequence[bool], scale: Any) -> None:
+    def accumulate(self, sums: Sequence[Sum], gradients: Tensors, fresh: Sequence[bool], scale: Any) -> None:
         from .kernels.accumulate import accumulate
 
-        accumulate(sums, gradients, fresh=fresh, scale=scale)
+        accumulate([each.tensor for each in sums], gradients, fresh=fresh, scale=scale)
 
-    def divide(self, outputs: Tensors, sums: Tensors, divisor: Any) -> None:
+    def divide(self, outputs: Tensors, sums: Sequence[Sum], divisor: Any) -> None:
         from .kernels.accumulate import divide_into
 
-        divide_into(outputs, sums, divisor=divisor)
+        divide_into(outputs, [each.tensor for each in sums], divisor=divisor)
 
 
 def passes_for(device: Any) -> Passes:
@@ -76,13 +87,14 @@ def passes_for(device: Any) -> Passes:
     raise TypeError(f"a parameter is on {device}; an accumulator takes those on the CPU and on CUDA devices")
 
 
-def _addresses(tensors: Sequence[Any]) -> list[int]:
+def _addresses(tensors: Tensors) -> list[int]:
     return [tensor.data_ptr() for tensor in tensors]
 
 
-def _elements(tensors: Sequence[Any]) -> list[int]:
-    return [tensor.numel() for tensor in tensors]
+def _types(tensors: Tensors) -> list[int]:
+    return [_type(tensor.dtype) for tensor in tensors]
 
 
-def _types(tensors: Sequence[Any]) -> list[int]:
-    return [ELEMENT_TYPES[str(tensor.dtype).removeprefix("torch.")] for tensor in tensors]
+@functools.cache
+def _type(dtype: Any) -> int:
+    return ELEMENT_TYPES[str(dtype).removeprefix("torch.")]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from .normalization import Normalization
-from .passes import passes_for
+from .passes import Sum, passes_for
 from .ring import Ring
 
 _ALIGN = 32  # elements: parameters start on lines of 128 bytes, so that passes read whole vectors
@@ -17,8 +18,7 @@ class _Parameter:
     """A parameter and its part of the sums."""
 
     tensor: Any
-    begin: int
-    sum: Any  # view of the sums, of the parameter's shape
+    sum: Sum  # of the parameter's shape
     given: Any = None  # the gradient that reduce() gave it
 
 
@@ -36,10 +36,15 @@ class Sums:
             begins.append(end)
             end += -(-tensor.numel() // _ALIGN) * _ALIGN
         self.flat = torch.zeros(end + len(tensors), dtype=dtype, device=device)
-        self.has_gradient = self.flat[end:]
-        self.parameters = [
-            _Parameter(tensor, begin, self.flat[begin : begin + tensor.numel()].view(tensor.shape))
+        self._has_gradient = self.flat[end:]
+        self._used: list[bool] = []  # the same of the last group, on any rank
+        parts = (
+            self.flat[begin : begin + tensor.numel()].view(tensor.shape)
             for tensor, begin in zip(tensors, begins, strict=True)
+        )
+        self.parameters = [
+            _Parameter(tensor, Sum(part, part.data_ptr(), part.numel()))
+            for tensor, part in zip(tensors, parts, strict=True)
         ]
         self.filled: set[int] = set()  # parameters whose sum is of this group
         self._passes = passes_for(device)
@@ -60,7 +65,7 @@ class Sums:
         """Adds all gradients times ``scale``, unless this micro-batch is skipped, and drops them."""
         taken = [index for index, p in enumerate(self.parameters) if p.tensor.grad is not None]
         if taken and not skip:
-            gradients = [_dense(self.parameters[index].tensor.grad) for index in taken]
+            gradients = [_checked(self.parameters[index]) for index in taken]
             self._passes.accumulate(
                 [self.parameters[index].sum for index in taken],
                 gradients,
@@ -75,15 +80,16 @@ class Sums:
         """Divides the sums, over the ranks if there is a ring. Returns the total count, 0 if there is none."""
         for index, parameter in enumerate(self.parameters):
             if index not in self.filled:
-                parameter.sum.zero_()
-        has_gradient = [float(index in self.filled) for index in range(len(self.parameters))]
-        self.has_gradient.copy_(self.has_gradient.new_tensor(has_gradient))
+                parameter.sum.tensor.zero_()
+        self._used = [index in self.filled for index in range(len(self.parameters))]
         if ring is None:
             total = 0.0 if count is None else count
             self._divide(normalization.divisor(1, total))
             return total
+        self._has_gradient.copy_(self._has_gradient.new_tensor(self._used))
         work = ring.all_reduce(self.flat, normalization, count=count, async_op=True)
         work.wait()
+        self._used = [value != 0 for value in self._has_gradient.tolist()]
         self._divide(1.0)
         return float(work.total_count)
 
@@ -94,9 +100,9 @@ class Sums:
         narrow = [p for p in self.parameters if p.tensor.dtype != self.flat.dtype]
         wide = [p for p in self.parameters if p.tensor.dtype == self.flat.dtype]
         for parameter in narrow:
-            parameter.given = torch.empty_like(parameter.sum, dtype=parameter.tensor.dtype)
+            parameter.given = torch.empty_like(parameter.sum.tensor, dtype=parameter.tensor.dtype)
         for parameter in wide:
-            parameter.given = parameter.sum
+            parameter.given = parameter.sum.tensor
         if not isinstance(divisor, float) or divisor != 1.0:
             self._passes.divide([p.given for p in self.parameters], [p.sum for p in self.parameters], divisor)
         elif narrow:
@@ -104,18 +110,17 @@ class Sums:
 
     def give(self, all_of_them: bool) -> None:
         """Puts the results into ``p.grad``: of those that got a gradient on any rank, or of all."""
-        for parameter, has_gradient in zip(self.parameters, self.has_gradient.tolist(), strict=True):
-            given = parameter.given if all_of_them or has_gradient != 0 else None
+        for parameter, used in zip(self.parameters, self._used, strict=True):
+            given = parameter.given if all_of_them or used else None
             parameter.tensor.grad = parameter.given = given
 
 
-def sums_of(model: Any) -> list[Sums]:
-    """The sums of a module or of parameters, one for each device and type that is summed in."""
+def sums_of(parameters: Iterable[Any]) -> list[Sums]:
+    """The sums of the parameters that require a gradient, one for each device and type that is summed in."""
     import torch
 
-    parameters = model.parameters() if isinstance(model, torch.nn.Module) else model
     by_type: dict[Any, list[Any]] = {}
-    for parameter in dict.fromkeys(parameters):
+    for parameter in parameters:
         if not isinstance(parameter, torch.Tensor):
             raise TypeError(
                 f"an accumulator takes a module or its parameters, not a {type(parameter).__name__}"
@@ -131,9 +136,18 @@ def sums_of(model: Any) -> list[Sums]:
     return [Sums(tensors, dtype, device) for (dtype, device), tensors in by_type.items()]
 
 
-def _dense(gradient: Any) -> Any:
+def _checked(parameter: _Parameter) -> Any:
+    """A parameter's gradient, contiguous. The passes trust its type and size."""
     import torch
 
+    gradient, part = parameter.tensor.grad, parameter.sum.tensor
     if gradient.layout is not torch.strided:
         raise TypeError(f"a gradient is {gradient.layout}; an accumulator adds dense ones: use sparse=False")
+    wide = gradient.dtype == torch.float64, part.dtype == torch.float64
+    if gradient.shape != part.shape or gradient.device != part.device or wide[0] != wide[1]:
+        raise RuntimeError(
+            f"a gradient is {gradient.dtype} of shape {tuple(gradient.shape)} on {gradient.device}, and its sum "
+            f"{part.dtype} of shape {tuple(part.shape)} on {part.device}: the parameter has changed since the "
+            f"accumulator was made; make a new one"
+        )
     return gradient.detach().contiguous()

@@ -111,3 +111,24 @@ def test_a_parameter_that_is_shared_is_added_once() -> None:
     accumulator.reduce()
     assert model.weight.grad is not None
     assert model.weight.grad.tolist() == [[1, 1], [1, 1]]
+
+
+def test_a_parameter_that_has_changed() -> None:
+    """The core trusts type and size of a gradient."""
+    for change in (lambda p: p.data.double(), lambda p: torch.zeros(9), lambda p: torch.zeros(4)):
+        model = nn.Linear(2, 2, bias=False)
+        accumulator = rr.Accumulator(model, rr.SUM)
+        model.weight.data = change(model.weight)
+        model.weight.grad = torch.ones_like(model.weight)
+        with pytest.raises(RuntimeError, match="the parameter has changed since the accumulator was made"):
+            accumulator.add()
+
+
+def test_a_parameter_that_was_unfrozen() -> None:
+    model = nn.Linear(2, 2)
+    model.weight.requires_grad_(False)
+    accumulator = rr.Accumulator(model, rr.SUM)
+    model.weight.requires_grad_(True)
+    model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(RuntimeError, match="make a new accumulator after unfreezing"):
+        accumulator.add()

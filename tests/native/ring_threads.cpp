@@ -288,7 +288,8 @@ void check_mismatches(const RingSettings& settings) {
   check_mismatch(settings, kReduce, {kFloat, kAll, kMean, 600}, "normalization is ");
   check_mismatch(settings, {kFloat, kAll, kDivide, 600, true, 8}, {kFloat, kAll, kDivide, 600, true, 4}, "divisor is ");
   check_mismatch(settings, {kFloat, kGather, kSum, 600}, {kFloat, kScatter, kSum, 600}, "operation is ");
-  check_mismatch(settings, {kFloat, kGather, kSum, 600}, {kFloat, kGather, kSum, 900}, "element count is ");
+  check_mismatch(settings, {kFloat, kGather, kSum, 600}, {kFloat, kGather, kSum, 900},
+                 "element count of all ranks together is ");
 }
 
 // Rank 0 makes no call; the others end, at once by abort() or close(), or by the time-out.
