@@ -36,7 +36,8 @@ def batch(size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def summed(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """A loss whose gradient is of small integers."""
     weights = torch.arange(1, OUT + 1).to(x.dtype)
-    return (model(x) * weights).sum()
+    loss: torch.Tensor = (model(x) * weights).sum()
+    return loss
 
 
 def gradient_of_one_batch(model: nn.Module, batches: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -129,7 +130,7 @@ def test_parameters_of_several_types() -> None:
             for parameter in model.parameters():
                 parameter.grad = torch.full_like(parameter, 2)
             accumulator.add(count=1)
-    assert all(torch.equal(p.grad, torch.full_like(p, 2)) for p in model.parameters())
+    assert all(torch.equal(gradient, torch.full_like(gradient, 2)) for gradient in grads(model))
 
 
 def test_a_count_of_zero_leaves_out_even_nan() -> None:
@@ -151,7 +152,7 @@ def test_a_count_of_zero_leaves_out_even_nan() -> None:
 
 
 def test_nan_of_what_counts_passes() -> None:
-    model = linear()
+    model: Any = linear()
     with rr.Accumulator(model, rr.DIVIDE_BY_COUNT) as accumulator:
         summed(model, batch(3)).backward()
         assert model.bias.grad is not None
@@ -161,7 +162,7 @@ def test_nan_of_what_counts_passes() -> None:
 
 
 def test_parameters_without_a_gradient() -> None:
-    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)])
+    model: Any = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)])
     model[2].requires_grad_(False)
     accumulator = rr.Accumulator(model, rr.DIVIDE_BY_COUNT)
     for used in (1, 0):  # what one group left in the sums is not in the next

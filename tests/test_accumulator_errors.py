@@ -105,7 +105,7 @@ def test_what_can_not_be_accumulated() -> None:
 
 def test_a_parameter_that_is_shared_is_added_once() -> None:
     model = nn.Linear(2, 2, bias=False)
-    accumulator = rr.Accumulator([model.weight, model.weight], rr.SUM)
+    accumulator = rr.Accumulator([*model.parameters(), *model.parameters()], rr.SUM)
     model(torch.ones(1, 2)).sum().backward()
     accumulator.add()
     accumulator.reduce()

@@ -96,7 +96,7 @@ def test_a_group_is_one_large_batch(run: Run, kind: str, name: str, ddp: bool) -
 
 def unused(seat: Seat) -> list[Any]:
     """Layer 0 is used by rank 0 only, layer 1 by nobody, layer 2 by all."""
-    model = nn.ModuleList([nn.Linear(2, 2) for _ in range(3)])
+    model: Any = nn.ModuleList([nn.Linear(2, 2) for _ in range(3)])
     with seat.ring() as ring, rr.Accumulator(model, rr.DIVIDE_BY_COUNT, ring=ring) as accumulator:
         for layer in (0, 2) if seat.rank == 0 else (2,):
             model[layer](torch.ones(1, 2)).sum().backward()

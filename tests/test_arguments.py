@@ -29,7 +29,7 @@ def test_numbers_that_are_not_whole(what: str, value: Any) -> None:
 
 
 def test_whole_numbers_of_numpy() -> None:
-    with rr.Ring(rank=np.int64(0), world=np.int32(1), lanes=np.int8(1)) as ring:  # type: ignore[arg-type]
+    with rr.Ring(rank=np.int64(0), world=np.int32(1), lanes=np.int8(1)) as ring:
         assert ring.all_reduce(np.ones(3))[0] == 1
         assert repr(ring) == "<Ring 'default' rank 0 of 1, 1 lane, shm>"
     assert "closed" in repr(ring)

@@ -261,7 +261,7 @@ def test_a_total_that_float32_does_not_hold(name: str, total: float) -> None:
 
 
 def test_the_least_and_the_largest_total_of_float32() -> None:
-    least, largest = np.finfo(np.float32).tiny, np.finfo(np.float32).max
+    least, largest = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
     with rr.Ring(rank=0, world=1) as ring:
         for total in (least, largest):
             x = np.array([total, 0], np.float32)

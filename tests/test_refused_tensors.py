@@ -20,11 +20,11 @@ class Wrapper(torch.Tensor):
     def __new__(cls, inner: torch.Tensor) -> Any:
         return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
 
-    def __repr__(self) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return "Wrapper()"
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+    def __torch_dispatch__(cls, *arguments: Any) -> Any:
         raise NotImplementedError
 
 
@@ -90,6 +90,8 @@ def test_tensors_that_hold_their_elements() -> None:
 
 
 def test_masked_arrays() -> None:
-    masked = np.ma.masked_array(np.ones(3, np.float32), mask=[False, True, False])
+    masked = np.ma.masked_array(  # type: ignore[no-untyped-call]
+        np.ones(3, np.float32), mask=[False, True, False]
+    )
     with rr.Ring(rank=0, world=1) as ring, pytest.raises(TypeError, match=r"use x.filled\(0\), or x.data"):
         ring.all_reduce(masked)

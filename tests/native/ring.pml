@@ -34,48 +34,60 @@ proctype Rank(byte me) {
   byte right = (me + 1) % RANKS;
   byte sent = 0, received = 0, start = 0, segment, move;
 
-  do ::start >= SEGMENTS->break ::else->move = 0;
-  do ::move > LAST->break ::else->segment = start;
   do
-    ::segment >= start + WINDOW || segment >= SEGMENTS->break ::else->
+  :: start >= SEGMENTS -> break
+  :: else ->
+     move = 0;
+     do
+     :: move > LAST -> break
+     :: else ->
+        segment = start;
+        do
+        :: segment >= start + WINDOW || segment >= SEGMENTS -> break
+        :: else ->
 #ifndef NO_WAIT
-                                              if ::move > 0->link[me].posted > received::else fi;
+           if :: move > 0 -> link[me].posted > received :: else fi;
 #endif
 #ifndef NO_CREDITS
-  if
-    ::move < LAST->sent - link[right].taken < SLOTS ::else fi;
+           if :: move < LAST -> sent - link[right].taken < SLOTS :: else fi;
 #endif
 #ifdef TAKE_FIRST
-  if
-    ::move > 0->link[me].taken = received + 1 ::else fi;
+           if :: move > 0 -> link[me].taken = received + 1 :: else fi;
 #endif
-  if
-    ::move > 0->assert(link[me].slot[received % SLOTS] == NAME(segment, move - 1));
-  link[me].slot[received % SLOTS] = EMPTY ::else fi;
-  if
-    ::move < LAST->assert(link[right].slot[sent % SLOTS] == EMPTY);
-  link[right].slot[sent % SLOTS] = NAME(segment, move)::else fi;
-  if
-    ::move > 0->received++;
-  link[me].taken = received::else fi;
-  if
-    ::move < LAST->sent++;
-  link[right].posted = sent::else fi;
-  segment++ od;
-  move++ od;
-  start = start + WINDOW od;
+           if
+           :: move > 0 ->
+              assert(link[me].slot[received % SLOTS] == NAME(segment, move - 1));
+              link[me].slot[received % SLOTS] = EMPTY
+           :: else
+           fi;
+           if
+           :: move < LAST ->
+              assert(link[right].slot[sent % SLOTS] == EMPTY);
+              link[right].slot[sent % SLOTS] = NAME(segment, move)
+           :: else
+           fi;
+           if :: move > 0 -> received++; link[me].taken = received :: else fi;
+           if :: move < LAST -> sent++; link[right].posted = sent :: else fi;
+           segment++
+        od;
+        move++
+     od;
+     start = start + WINDOW
+  od;
   assert(sent == SEGMENTS * LAST && received == SEGMENTS * LAST)
 }
 
 init {
   byte i = 0, j;
   atomic {
-    do ::i >= RANKS->break ::else->j = 0;
-    do ::j >= SLOTS->break ::else->link[i].slot[j] = EMPTY;
-    j++ od;
-    i++ od;
+    do
+    :: i >= RANKS -> break
+    :: else ->
+       j = 0;
+       do :: j >= SLOTS -> break :: else -> link[i].slot[j] = EMPTY; j++ od;
+       i++
+    od;
     i = 0;
-    do ::i >= RANKS->break ::else->run Rank(i);
-    i++ od
+    do :: i >= RANKS -> break :: else -> run Rank(i); i++ od
   }
 }
