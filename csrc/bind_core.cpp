@@ -126,14 +126,7 @@ void translate_failure(std::exception_ptr error) {
   }
 }
 
-}  // namespace
-}  // namespace ring_reduce
-
-PYBIND11_MODULE(_core, module) {
-  using namespace ring_reduce;
-  module.doc() = "The C++ core of ring_reduce: a rank of a ring over shared memory.";
-  py::register_local_exception_translator(&translate_failure);
-
+void bind_machine(py::module_& module) {
   module.def("create_shared_memory", &create_shared_memory, py::arg("bytes"));
   module.def("vector_isa", [] { return passes().isa; });
   module.def("vector_bits", [] { return passes().vector_bits; });
@@ -155,7 +148,9 @@ PYBIND11_MODULE(_core, module) {
         return chunks;
       },
       py::arg("elements"), py::arg("element_bytes"), py::arg("world"));
+}
 
+void bind_accumulator(py::module_& module) {
   module.def(
       "accumulate",
       [](const std::vector<std::uintptr_t>& sums, const std::vector<std::uintptr_t>& inputs,
@@ -175,7 +170,9 @@ PYBIND11_MODULE(_core, module) {
       },
       py::arg("outputs"), py::arg("sums"), py::arg("elements"), py::arg("types"), py::arg("divisor"),
       py::arg("threads"));
+}
 
+void bind_ring(py::module_& module) {
   py::class_<Stats>(module, "Stats")
       .def_readonly("calls", &Stats::calls)
       .def_readonly("bytes_sent", &Stats::bytes_sent)
@@ -213,4 +210,15 @@ PYBIND11_MODULE(_core, module) {
       .def("busy", [](BoundRing& self) { return self.busy(); })
       .def("check", [](BoundRing& self) { self.ring().check(); })
       .def("stats", [](BoundRing& self) { return self.ring().stats(); });
+}
+
+}  // namespace
+}  // namespace ring_reduce
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "The C++ core of ring_reduce: a rank of a ring over shared memory, and an accumulator's passes.";
+  py::register_local_exception_translator(&ring_reduce::translate_failure);
+  ring_reduce::bind_machine(module);
+  ring_reduce::bind_accumulator(module);
+  ring_reduce::bind_ring(module);
 }

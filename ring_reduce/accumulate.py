@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .call import check_count
+from .agreement import agree
+from .call import check_count, check_total
 from .device_count import checked_on_device, one_if_counted, stays_on_device
+from .ending import abort, abort_on_error
 from .errors import CountError
 from .normalization import DIVIDE_BY_COUNT, Kind, Normalization
-from .reduction import Reduction, abort, abort_on_error
+from .reduction import Reduction
 from .ring import Ring
 from .sums import sums_of
 
@@ -56,7 +58,8 @@ class Accumulator:
 
     Raises:
         TypeError: a parameter is of a type or on a device that can't be accumulated.
-        ValueError: there is no parameter, or a DDP model without a ring, which would reduce twice.
+        ValueError: there is no parameter; a DDP model without a ring, which would reduce twice, or with a static
+            graph; a total that float32 can't divide by.
     """
 
     def __init__(
@@ -72,21 +75,19 @@ class Accumulator:
             )
         self.normalization = normalization
         self.ring = ring
-        self._ddp = _ddp_of(model)
-        if self._ddp is not None and ring is None:
-            raise ValueError(
-                "a DistributedDataParallel model reduces its gradients itself; pass ring=, over which the accumulator "
-                "does it once a group, or accumulate model.module"
-            )
+        self._ddp = _ddp_of(model, ring)
         parameters = list(dict.fromkeys(model.parameters() if hasattr(model, "parameters") else model))
         self._sums = sums_of(parameters)
         self._left_out = [parameter for parameter in parameters if not parameter.requires_grad]
+        for sums in self._sums:
+            check_total(normalization, sums.type_name)
         if ring is not None and any(sums.flat.device.type != "cpu" for sums in self._sums):
             raise TypeError(
                 "a parameter is on a GPU, and this ring runs on CPU tensors; leave ring= out, or move it"
             )
         self._last: Any = None  # total count of the last group, on its device
-        self._no_sync: contextlib.AbstractContextManager[Any] | None = None
+        self._inside: contextlib.ExitStack | None = None  # of `with`
+        self._agreed = ring is None
         self._start()
 
     def _start(self) -> None:
@@ -112,17 +113,13 @@ class Accumulator:
         adds nothing, NaN included. Parameters without a gradient add nothing.
 
         Raises ``CountError`` for any other count, and ``RuntimeError`` if the gradient is not a micro-batch's own:
-        the last group's were not zeroed, or DDP has reduced it. With a ring, an error ends it on all ranks.
+        the last group's were not set to None, DDP has reduced it, or a parameter has changed. With a ring, an error
+        ends it on all ranks.
         """
         with abort_on_error(self.ring):
             value = self._checked(count)
             if any(sums.any_gradient() for sums in self._sums):
-                self._refuse_reduced()
-            if any(parameter.grad is not None for parameter in self._left_out):
-                raise RuntimeError(
-                    "a parameter has a gradient that did not require one when the accumulator was made, and would not "
-                    "be divided; make a new accumulator after unfreezing"
-                )
+                self._refuse_foreign()
             weighted, on_device = self.normalization.kind is Kind.WEIGHTED_MEAN, stays_on_device(value)
             scale = value if weighted else one_if_counted(value) if on_device else 1.0
             for sums in self._sums:
@@ -148,11 +145,23 @@ class Accumulator:
         """Ends the group: ``p.grad`` becomes the divided gradient, the same on every rank; see :attr:`last`.
 
         A parameter that got no gradient in the group, on any rank, gets None; if nothing was counted, all get zeros.
-        A rank without micro-batches takes part, and counts 0. Raises ``CountError`` if a count is missing, and what
-        :meth:`Ring.all_reduce` raises.
+        A rank without micro-batches takes part, and counts 0. The first one compares normalization and parameters of
+        all ranks. Raises ``CountError`` if a count is missing, ``RuntimeError`` if a gradient was not added or inside
+        ``with``, ``RingMismatch`` if ranks accumulate differently, and what :meth:`Ring.all_reduce` raises.
         """
+        if self._inside is not None:
+            raise RuntimeError("`with accumulator:` reduces when it is left; leave reduce() out, or `with`")
+        self._reduce()
+
+    def _reduce(self) -> None:
         self._last = None
         with abort_on_error(self.ring):
+            self._refuse_what_was_not_added()
+            if self.ring is not None and not self._agreed:
+                agree(
+                    self.ring, self.normalization, [p.tensor for sums in self._sums for p in sums.parameters]
+                )
+                self._agreed = True
             divisor, count = self._divisor_of_group()
             total: Any = 0.0
             for sums in self._sums:
@@ -168,22 +177,24 @@ class Accumulator:
         self._start()
 
     def __enter__(self) -> Accumulator:
+        if self._inside is not None:
+            raise RuntimeError("`with accumulator:` inside itself: a group ends before the next begins")
         self._start()
         for sums in self._sums:
             sums.clear_gradients()
+        self._inside = contextlib.ExitStack()
         if self._ddp is not None:
-            self._no_sync = self._ddp.no_sync()
-            self._no_sync.__enter__()
+            self._inside.enter_context(self._ddp.no_sync())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        no_sync, self._no_sync = self._no_sync, None
-        if no_sync is not None:
-            no_sync.__exit__(kind, error, traceback)
+        inside, self._inside = self._inside, None
+        if inside is not None:
+            inside.close()
         if error is None:
-            self.reduce()
+            self._reduce()
             return
         self._start()
         self._last = None
@@ -205,16 +216,29 @@ class Accumulator:
             )
         return 1.0
 
-    def _refuse_reduced(self) -> None:
+    def _refuse_foreign(self) -> None:
+        """Gradients that are not this micro-batch's own, or not all of them."""
         if self._micro_batches == 0 and any(sums.still_given() for sums in self._sums):
             raise RuntimeError(
-                "the gradients of the last group were not zeroed, and this micro-batch was added to them: call "
-                "optimizer.zero_grad() (which sets them to None) after each step, or use `with accumulator:`"
+                "the gradients of the last group were not set to None, and this micro-batch was added to them: call "
+                "optimizer.zero_grad(), not with set_to_none=False, after each step, or use `with accumulator:`"
+            )
+        if any(parameter.grad is not None for parameter in self._left_out):
+            raise RuntimeError(
+                "a parameter has a gradient that did not require one when the accumulator was made, and would not be "
+                "divided; make a new accumulator after unfreezing"
             )
         if self._ddp is not None and self._ddp.require_forward_param_sync:  # as of the last forward
             raise RuntimeError(
                 "DistributedDataParallel has reduced this micro-batch's gradient, and it would be done again: "
                 "wrap forward and backward in model.no_sync(), or use `with accumulator:`"
+            )
+
+    def _refuse_what_was_not_added(self) -> None:
+        if any(sums.not_taken() for sums in self._sums):
+            raise RuntimeError(
+                f"a gradient was not added ({self._micro_batches} micro-batches were): call accumulator.add() after "
+                f"each backward, the last one too"
             )
 
     def _divisor_of_group(self) -> tuple[Normalization, Any]:
@@ -238,7 +262,19 @@ class Accumulator:
         return Reduction.of(total, [self.normalization.divisor(1, total)] * len(self._sums))
 
 
-def _ddp_of(model: Any) -> Any:
+def _ddp_of(model: Any, ring: Ring | None) -> Any:
+    """The model, if it is one of DistributedDataParallel that the accumulator can keep from synchronising."""
     from torch.nn.parallel import DistributedDataParallel
 
-    return model if isinstance(model, DistributedDataParallel) else None
+    if not isinstance(model, DistributedDataParallel):
+        return None
+    if ring is None:
+        raise ValueError(
+            "a DistributedDataParallel model reduces its gradients itself; pass ring=, over which the accumulator does "
+            "it once a group, or accumulate model.module"
+        )
+    if getattr(model, "static_graph", False):
+        raise ValueError(
+            "DistributedDataParallel with static_graph=True can't begin under no_sync(); accumulate model.module"
+        )
+    return model

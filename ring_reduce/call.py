@@ -173,18 +173,23 @@ def _check_normalization(normalization: Normalization, type_name: str, count: An
         raise TypeError(
             f"{normalization!r} divides, and {type_name} can't hold a quotient; use SUM, or convert to a floating type"
         )
+    check_total(normalization, type_name)
+    if normalization.uses_count:
+        return check_count(count, normalization)
+    if count is not None:
+        raise CountError(
+            f"{normalization!r} does not use count={count!r}; DIVIDE_BY_COUNT and WEIGHTED_MEAN do, or leave it out"
+        )
+    return 1.0
+
+
+def check_total(normalization: Normalization, type_name: str) -> None:
+    """``ValueError`` for a total of ``divide_by`` that can't divide elements of this type."""
     if type_name != "float64" and not SMALLEST_DIVISOR <= normalization.total <= LARGEST_DIVISOR:
         raise ValueError(
             f"{normalization!r} on {type_name}: it is divided in float32, whose divisors go from "
             f"{SMALLEST_DIVISOR:.3g} to {LARGEST_DIVISOR:.3g}; use float64, or scale the tensor"
         )
-    if normalization.uses_count:
-        return check_count(count, normalization)
-    if count is not None:
-        raise ValueError(
-            f"{normalization!r} does not use count={count!r}; DIVIDE_BY_COUNT and WEIGHTED_MEAN do, or leave it out"
-        )
-    return 1.0
 
 
 def _check_out(library: Library, type_name: str, out: Any, like: Any) -> None:

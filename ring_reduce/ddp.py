@@ -5,9 +5,10 @@
 from typing import Any
 
 from .call import check_count
+from .ending import abort_on_error
 from .errors import CountError
 from .normalization import Kind, Normalization
-from .reduction import Reduction, abort_on_error
+from .reduction import Reduction
 from .ring import Ring
 from .work import Work
 from .zeroed import watch
@@ -133,7 +134,9 @@ def attach(model: Any, ring: Ring, normalization: Normalization) -> RingHookStat
     """Makes a DistributedDataParallel model reduce its gradients over ``ring``; returns the hook's state.
 
     From then on a backward on gradients that were reduced and not zeroed since raises ``RuntimeError``, on all ranks,
-    unless ``normalization`` is a mean: the old gradient would be summed over the ranks a second time.
+    unless ``normalization`` is a mean: the old gradient would be summed over the ranks a second time. It is seen where
+    the model's output is a tensor, or tensors in lists, tuples, dicts or other pytrees of torch. The bare hook can't see
+    it.
 
     Raises ``TypeError`` if ``model`` is not wrapped in DDP, and ``ValueError`` if its ranks are not those of the ring
     or if it can't take a hook: DDP takes one for its life, and its ``mixed_precision`` option installs its own.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .errors import CountError
+
 
 def stays_on_device(count: Any) -> bool:
     """Whether ``count`` is a tensor whose value the host would have to wait for."""
@@ -14,10 +16,10 @@ def checked_on_device(count: Any) -> Any:
     """A float64 tensor of no dimension: ``count``, or NaN if it is no count. That makes the gradient NaN, and no
     optimizer steps on garbage: an error can't be raised without waiting.
 
-    ``ValueError`` unless it has one element.
+    ``CountError`` unless it has one element.
     """
     if count.numel() != 1:
-        raise ValueError(f"count has {count.numel()} elements; it has to be one number")
+        raise CountError(f"count has {count.numel()} elements; it has to be one number")
     value = count.detach().reshape(()).double()
     return value.where((value >= 0) & value.isfinite(), float("nan"))
 

@@ -65,17 +65,22 @@ class CpuPasses:
 
 
 class GpuPasses:
-    """Triton's, on the current stream."""
+    """Triton's, on the current stream. ``ImportError`` where there is no Triton."""
+
+    def __init__(self) -> None:
+        try:
+            from .kernels import accumulate as kernels
+        except ImportError as error:
+            raise ImportError(
+                f"an accumulator of parameters on a GPU needs Triton ({error}): python -m pip install triton"
+            ) from error
+        self._kernels = kernels
 
     def accumulate(self, sums: Sequence[Sum], gradients: Tensors, fresh: Sequence[bool], scale: Any) -> None:
-        from .kernels.accumulate import accumulate
-
-        accumulate([each.tensor for each in sums], gradients, fresh=fresh, scale=scale)
+        self._kernels.accumulate([each.tensor for each in sums], gradients, fresh=fresh, scale=scale)
 
     def divide(self, outputs: Tensors, sums: Sequence[Sum], divisor: Any) -> None:
-        from .kernels.accumulate import divide_into
-
-        divide_into(outputs, [each.tensor for each in sums], divisor=divisor)
+        self._kernels.divide_into(outputs, [each.tensor for each in sums], divisor=divisor)
 
 
 def passes_for(device: Any) -> Passes:

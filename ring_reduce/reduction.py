@@ -1,13 +1,8 @@
-"""What a step's gradient was divided by, and the end of a ring whose rank can't go on with the step."""
+"""What a step's gradient was divided by."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
-
-from .errors import text_of
-from .ring import Ring
 
 
 @dataclass(frozen=True)
@@ -34,19 +29,3 @@ class Reduction:
     def of(cls, total_count: float, divisors: list[float]) -> Reduction:
         """From the divisor of each bucket."""
         return cls(total_count, divisors[-1], tuple(1 / divisor if divisor else 0.0 for divisor in divisors))
-
-
-@contextlib.contextmanager
-def abort_on_error(ring: Ring | None) -> Iterator[None]:
-    """An error of one rank in the middle of a step ends the ring: the others would wait for it."""
-    try:
-        yield
-    except BaseException as error:
-        abort(ring, error)
-        raise
-
-
-def abort(ring: Ring | None, error: BaseException) -> None:
-    """Ends the ring with the text of ``error``, unless it has failed already."""
-    if ring is not None and ring.failure is None:
-        ring.abort(text_of(error))

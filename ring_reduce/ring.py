@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import threading
-import time
 import weakref
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import _core
 from .bootstrap import Member, Store
 from .call import Call, all_gather_call, all_reduce_call, reduce_scatter_call
+from .checks import timeout_s, whole
+from .ending import CLOSE_TIMEOUT_S, finish_calls, shut_down
 from .errors import RingClosed, RingError, text_of
 from .normalization import SUM, Normalization
 from .shm import Tuning, open_ring
@@ -22,9 +21,6 @@ from .work import CommunicationThread, Work
 
 if TYPE_CHECKING:
     import torch.distributed as dist
-
-DEFAULT_TIMEOUT_S = 300.0
-_CLOSE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -73,12 +69,12 @@ class Ring:
         lanes: int | None = None,
         _tuning: dict[str, Any] | None = None,
     ) -> None:
-        rank, world = _whole(rank, "rank"), _whole(world, "world")
+        rank, world = whole(rank, "rank"), whole(world, "world")
         if world < 1 or not 0 <= rank < world:
             raise ValueError(
                 f"rank {rank} of a world of {world}: a ring needs world >= 1 and 0 <= rank < world"
             )
-        if lanes is not None and not 1 <= _whole(lanes, "lanes") <= 64:
+        if lanes is not None and not 1 <= whole(lanes, "lanes") <= 64:
             raise ValueError(f"lanes={lanes}: a ring has 1 to 64 lanes")
         if store is not None and not all(hasattr(store, name) for name in ("set", "get", "check")):
             raise TypeError(
@@ -88,7 +84,7 @@ class Ring:
         self.rank = rank
         self.world = world
         self.name = name
-        self.timeout = _timeout_s(timeout)
+        self.timeout = timeout_s(timeout)
         self._member = Member(rank, world, name)
         self._shm = open_ring(self._member, store, self.timeout, lanes, Tuning(**(_tuning or {})))
         self._core = self._shm.core
@@ -98,7 +94,7 @@ class Ring:
         self._closed = False
         # A ring that is dropped, or open when Python exits, tells the others that it is gone.
         self._finalizer = weakref.finalize(
-            self, _shut_down, self._core, self._thread, self._member, self._process
+            self, shut_down, self._core, self._thread, self._member, self._process
         )
 
     @classmethod
@@ -246,7 +242,7 @@ class Ring:
 
         Closing twice does nothing.
         """
-        self._close(self.timeout + _CLOSE_TIMEOUT_S)
+        self._close(self.timeout + CLOSE_TIMEOUT_S)
 
     def __enter__(self) -> Ring:
         return self
@@ -259,7 +255,7 @@ class Ring:
             return
         if not isinstance(error, RingError) or self.failure is None:
             self.abort(text_of(error))
-        self._close(_CLOSE_TIMEOUT_S)
+        self._close(CLOSE_TIMEOUT_S)
 
     def __repr__(self) -> str:
         lanes = "1 lane" if self.lanes == 1 else f"{self.lanes} lanes"
@@ -300,54 +296,8 @@ class Ring:
         self._closed = True
         if os.getpid() != self._process or not self._finalizer.alive:
             return
-        if not _finish_calls(self._core, self._thread, timeout):
+        if not finish_calls(self._core, self._thread, timeout):
             self.abort(f"a call was still in flight {timeout:.1f} s after close()")
-            _finish_calls(self._core, self._thread, _CLOSE_TIMEOUT_S)
+            finish_calls(self._core, self._thread, CLOSE_TIMEOUT_S)
         self._finalizer.detach()
         self._core.close()
-
-
-def _finish_calls(core: _core.CpuRing, thread: CommunicationThread, timeout: float) -> bool:
-    """Waits for calls that are queued, or run on any thread; whether none is left."""
-    deadline = time.monotonic() + timeout
-    stopped = thread.stop(timeout)
-    while core.busy() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    return stopped and not core.busy()
-
-
-def _shut_down(core: _core.CpuRing, thread: CommunicationThread, member: Member, process: int) -> None:
-    """Ends a ring that nobody closed. In a fork it is the parent's."""
-    if os.getpid() != process:
-        return
-    if not thread.idle or core.busy():
-        core.abort(f"rank {member.rank} exited, or dropped the ring, with calls in flight")
-    if _finish_calls(core, thread, _CLOSE_TIMEOUT_S):
-        core.close()
-
-
-def _timeout_s(timeout: float | timedelta | None) -> float:
-    if timeout is None:
-        text = os.environ.get("RING_REDUCE_TIMEOUT")
-        try:
-            timeout = float(text) if text else DEFAULT_TIMEOUT_S
-        except ValueError:
-            raise ValueError(f"RING_REDUCE_TIMEOUT is {text!r}; it has to be a number of seconds") from None
-    if isinstance(timeout, timedelta):
-        timeout = timeout.total_seconds()
-    if isinstance(timeout, bool) or not hasattr(timeout, "__float__"):
-        raise TypeError(f"timeout is {timeout!r}; it has to be a number of seconds")
-    if not 0 < float(timeout) <= threading.TIMEOUT_MAX:
-        raise ValueError(
-            f"timeout is {timeout} s; it has to be positive, and at most {threading.TIMEOUT_MAX:.0f} s"
-        )
-    return float(timeout)
-
-
-def _whole(value: Any, what: str) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(
-            f"{what} is {value!r}, a {type(value).__name__}; it has to be a whole number"
-        ) from None

@@ -35,6 +35,7 @@ class Sums:
         for tensor in tensors:
             begins.append(end)
             end += -(-tensor.numel() // _ALIGN) * _ALIGN
+        self.type_name = str(dtype).removeprefix("torch.")
         self.flat = torch.zeros(end + len(tensors), dtype=dtype, device=device)
         self._has_gradient = self.flat[end:]
         self._used: list[bool] = []  # the same of the last group, on any rank
@@ -56,6 +57,10 @@ class Sums:
     def any_gradient(self) -> bool:
         """Whether a parameter has a gradient."""
         return any(p.tensor.grad is not None for p in self.parameters)
+
+    def not_taken(self) -> bool:
+        """Whether a parameter has a gradient of a backward since the last :meth:`take` or :meth:`reduce`."""
+        return any(p.tensor.grad is not None and p.tensor.grad is not p.given for p in self.parameters)
 
     def still_given(self) -> bool:
         """Whether a gradient is still the one that reduce() gave."""
@@ -150,4 +155,4 @@ def _checked(parameter: _Parameter) -> Any:
             f"{part.dtype} of shape {tuple(part.shape)} on {part.device}: the parameter has changed since the "
             f"accumulator was made; make a new one"
         )
-    return gradient.detach().contiguous()
+    return gradient.detach().resolve_neg().contiguous()

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .ending import abort_on_error
 from .normalization import Kind
-from .reduction import abort_on_error
 
 if TYPE_CHECKING:
     from .ddp import RingHookState

@@ -220,6 +220,12 @@ def test_gradients_that_are_views_transposed_or_kept() -> None:
     assert model.weight.grad is not None
     assert torch.equal(model.weight.grad, x.t() / 2)
     assert torch.equal(kept, torch.zeros(4, 3)), "a gradient that was added is not written to"
+    with accumulator:
+        model.weight.grad = torch.tensor(2.0).expand(4, 3)  # one number, as the backward of a sum gives
+        accumulator.add()
+        model.weight.grad = torch.tensor([[3j]]).conj().imag.expand(4, 3)  # -3, negated when it is read
+        accumulator.add()
+    assert torch.equal(model.weight.grad, torch.full((4, 3), -0.5))
 
 
 def test_clipping_sees_the_divided_gradient() -> None:

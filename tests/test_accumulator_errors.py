@@ -58,7 +58,7 @@ def test_gradients_that_were_not_zeroed() -> None:
     accumulator.add()
     accumulator.reduce()
     model(torch.ones(1, 2)).sum().backward()
-    with pytest.raises(RuntimeError, match="were not zeroed, and this micro-batch was added to them"):
+    with pytest.raises(RuntimeError, match="were not set to None, and this micro-batch was added to them"):
         accumulator.add()
     model.zero_grad()
     model(torch.ones(1, 2)).sum().backward()
@@ -66,6 +66,44 @@ def test_gradients_that_were_not_zeroed() -> None:
     accumulator.reduce()
     assert model.bias.grad is not None
     assert model.bias.grad.tolist() == [1, 1]
+
+
+def test_a_gradient_that_was_not_added() -> None:
+    """It would be lost, and in an empty group the result would be zeros."""
+    model = model_with_gradient()
+    accumulator = rr.Accumulator(model, rr.DIVIDE_BY_COUNT)
+    text = r"a gradient was not added \({} micro-batches were\): call accumulator.add\(\) after each backward"
+    with pytest.raises(RuntimeError, match=text.format(0)), accumulator:
+        model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(RuntimeError, match=text.format(1)):
+        add_one_of_two(model, accumulator)
+    accumulator.reset()
+    accumulator.add(count=1)
+    accumulator.reduce()
+    assert accumulator.last is not None
+
+
+def add_one_of_two(model: nn.Module, accumulator: rr.Accumulator) -> None:
+    with accumulator:
+        model(torch.ones(1, 2)).sum().backward()
+        accumulator.add(count=1)
+        model(torch.ones(1, 2)).sum().backward()
+
+
+def test_with_reduces_by_itself() -> None:
+    accumulator = rr.Accumulator(model_with_gradient(), rr.SUM)
+    with accumulator:
+        with pytest.raises(RuntimeError, match="reduces when it is left; leave reduce\\(\\) out"):
+            accumulator.reduce()
+        with pytest.raises(RuntimeError, match="inside itself"):
+            accumulator.__enter__()
+    accumulator.reduce()
+
+
+def test_a_total_that_float32_does_not_hold() -> None:
+    with pytest.raises(ValueError, match=r"divide_by\(1e-40\) on float32: it is divided in float32"):
+        rr.Accumulator(nn.Linear(2, 2), rr.divide_by(1e-40))
+    rr.Accumulator(nn.Linear(2, 2).double(), rr.divide_by(1e-40))
 
 
 def test_a_group_that_is_given_up() -> None:

@@ -147,6 +147,67 @@ def test_a_mistake_of_one_rank_is_heard_by_all(run: Run, how: str) -> None:
     assert "rank 1 aborted the ring" in str(first)
 
 
+def accumulate_otherwise(seat: Seat, what: str) -> str:
+    """Rank 1 has another normalization, another model, or one of as many elements."""
+    odd = seat.rank == 1
+    normalization = rr.WEIGHTED_MEAN if odd and what == "normalization" else rr.DIVIDE_BY_COUNT
+    if what == "total":
+        normalization = rr.divide_by(3 if odd else 4)
+    shapes = {"size": [(3,)], "number": [(2,), (2,)], "shape": [(2, 2)]}.get(what, [(4,)])
+    parameters = [nn.Parameter(torch.zeros(shape)) for shape in (shapes if odd else [(4,)])]
+
+    def body() -> None:
+        with seat.ring() as ring, rr.Accumulator(parameters, normalization, ring=ring):
+            pass
+
+    return str(caught(body))
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("normalization", "DIVIDE_BY_COUNT on rank 0 and WEIGHTED_MEAN on rank 1"),
+        ("total", "divide_by(4) on rank 0 and divide_by(3) on rank 1"),
+        ("size", "1 parameters of 4 elements on rank 0 and 1 of 3 on rank 1"),
+        ("number", "1 parameters of 4 elements on rank 0 and 2 of 4 on rank 1"),
+        (
+            "shape",
+            "the parameters of rank 1 have other shapes or types, or another order, than those of rank 0",
+        ),
+        ("nothing", "None"),
+    ],
+)
+def test_ranks_that_accumulate_differently(run: Run, what: str, text: str) -> None:
+    first, second, third = run(3, accumulate_otherwise, what)
+    assert first == second == third
+    assert text in first
+
+
+def loop_without_with(seat: Seat) -> tuple[float, str]:
+    sizes = [[5, 3], [2, 7]]
+    net = make_net()
+    right = whole_batch_gradients(make_net(), [x for rank in range(2) for x in micro_batches(sizes, rank)])
+    with group(seat) as ring:
+        model = wrap(net)
+        accumulator = rr.Accumulator(model, rr.DIVIDE_BY_COUNT, ring=ring)
+        for _ in range(2):
+            for x in micro_batches(sizes, seat.rank):
+                with model.no_sync():
+                    loss_of(model(x), 1).backward()
+                accumulator.add(count=len(x))
+            accumulator.reduce()
+            difference = largest_difference([p.grad for p in net.parameters() if p.grad is not None], right)
+            net.zero_grad()
+        static = caught(lambda: rr.Accumulator(wrap(make_net(), static_graph=True), rr.SUM, ring=ring))
+        return difference, str(static)
+
+
+def test_a_loop_under_no_sync(run: Run) -> None:
+    for difference, static in run(2, loop_without_with):
+        assert difference < 1e-12
+        assert "static_graph=True can't begin under no_sync(); accumulate model.module" in static
+
+
 def reduce_twice(seat: Seat) -> tuple[str, str]:
     with group(seat) as ring:
         model = wrap(make_net())

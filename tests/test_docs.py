@@ -9,6 +9,8 @@ import json
 import math
 import multiprocessing
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from multiprocessing.connection import Connection
@@ -160,7 +162,12 @@ def test_a_wrong_number_is_caught(right: str, wrong: str, on_ranks: OnRanks) -> 
 def test_python_blocks_use_names_that_exist(path: Path) -> None:
     """Blocks without a prompt need a model or a cluster; they must at least parse and use the API as it is."""
     ring = rr.Ring(rank=0, world=1)
-    owners: dict[str, Any] = {"rr": rr, "ring": ring, "state": rr.RingHookState(ring, rr.WEIGHTED_MEAN)}
+    owners: dict[str, Any] = {
+        "rr": rr,
+        "ring": ring,
+        "state": rr.RingHookState(ring, rr.WEIGHTED_MEAN),
+        "accumulator": rr.Accumulator([torch.nn.Parameter(torch.zeros(1))], rr.SUM),
+    }
     for line, language, code in code_blocks(path.read_text(encoding="utf-8")):
         if language != "python":
             continue
@@ -175,9 +182,15 @@ def test_python_blocks_use_names_that_exist(path: Path) -> None:
     ring.close()
 
 
-@pytest.mark.parametrize(
-    "path", [*DOCUMENTS, ROOT / "examples" / "README.md"], ids=lambda p: p.parent.name + p.name
-)
+LINKED = [
+    *DOCUMENTS,
+    ROOT / "docs" / "architecture.md",
+    ROOT / "examples" / "README.md",
+    ROOT / "examples" / "verify" / "README.md",
+]
+
+
+@pytest.mark.parametrize("path", LINKED, ids=lambda p: p.parent.name + p.name)
 def test_links_lead_somewhere(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
@@ -268,3 +281,16 @@ def test_no_sync_has_to_wrap_the_forward(tmp_path: Path) -> None:
     for rank in (0, 1):
         found = json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8"))
         assert found == {"SUM True": 10.0, "SUM False": 14.0, "MEAN True": 5.0, "MEAN False": 5.0}
+
+
+def test_the_readme_shows_what_verify_prints() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^    \$ ring-reduce (verify .*)\n((?:(?:    .*)?\n)+)", readme, re.MULTILINE)
+    command, lines = shown[0].split(), [line[4:] for line in shown[1].splitlines() if line.strip()]
+    done = subprocess.run(
+        [sys.executable, "-m", "ring_reduce", *command], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 1, done.stderr
+    assert len(lines) > 8
+    for line in lines:
+        assert line in done.stdout.splitlines(), f"{line!r} is not in\n{done.stdout}"

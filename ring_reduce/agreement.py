@@ -1,0 +1,49 @@
+"""Whether all ranks accumulate the same: the all-reduce of their sums can't see it, which has one flat tensor."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .errors import RingMismatch
+from .normalization import Kind, Normalization
+from .ring import Ring
+
+
+def agree(ring: Ring, normalization: Normalization, parameters: Sequence[Any]) -> None:
+    """Compares normalization and parameters of all ranks. ``RingMismatch``, the same on all, names two that differ."""
+    layout = repr([(tuple(parameter.shape), str(parameter.dtype)) for parameter in parameters])
+    digest = hashlib.blake2b(layout.encode(), digest_size=8).digest()
+    mine = np.array(
+        [
+            int(normalization.kind),
+            *struct.unpack("q", struct.pack("d", normalization.total)),
+            len(parameters),
+            sum(parameter.numel() for parameter in parameters),
+            *struct.unpack("q", digest),
+        ]
+    )
+    rows = ring.all_gather(mine).reshape(ring.world, -1)
+    for rank, row in enumerate(rows):
+        if (row != rows[0]).any():
+            raise RingMismatch(
+                f"ring {ring.name!r}: ranks accumulate differently: {_difference(rows[0], row, rank)}; make the same "
+                f"accumulator on every rank"
+            )
+
+
+def _difference(first: Any, other: Any, rank: int) -> str:
+    ours, theirs = _normalization(first), _normalization(other)
+    if ours != theirs:
+        return f"{ours!r} on rank 0 and {theirs!r} on rank {rank}"
+    if tuple(first[2:4]) != tuple(other[2:4]):
+        return f"{first[2]} parameters of {first[3]} elements on rank 0 and {other[2]} of {other[3]} on rank {rank}"
+    return f"the parameters of rank {rank} have other shapes or types, or another order, than those of rank 0"
+
+
+def _normalization(row: Any) -> Normalization:
+    return Normalization(Kind(int(row[0])), *struct.unpack("d", struct.pack("q", int(row[1]))))
