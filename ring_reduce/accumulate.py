@@ -75,7 +75,7 @@ class Accumulator:
             )
         self.normalization = normalization
         self.ring = ring
-        self._ddp = _ddp_of(model, ring)
+        self._synchronising = _synchronising(model, ring)
         parameters = list(dict.fromkeys(model.parameters() if hasattr(model, "parameters") else model))
         self._sums = sums_of(parameters)
         self._left_out = [parameter for parameter in parameters if not parameter.requires_grad]
@@ -88,6 +88,7 @@ class Accumulator:
         self._last: Any = None  # total count of the last group, on its device
         self._inside: contextlib.ExitStack | None = None  # of `with`
         self._agreed = ring is None
+        self._first_gradient = 0.0  # the sum of its elements
         self._start()
 
     def _start(self) -> None:
@@ -122,6 +123,8 @@ class Accumulator:
                 self._refuse_foreign()
             weighted, on_device = self.normalization.kind is Kind.WEIGHTED_MEAN, stays_on_device(value)
             scale = value if weighted else one_if_counted(value) if on_device else 1.0
+            if not self._agreed and self._micro_batches == 0:
+                self._first_gradient = sum(sums.gradient_sum() for sums in self._sums)
             for sums in self._sums:
                 sums.take(scale, skip=not on_device and value == 0)
             self._micro_batches += 1
@@ -158,9 +161,8 @@ class Accumulator:
         with abort_on_error(self.ring):
             self._refuse_what_was_not_added()
             if self.ring is not None and not self._agreed:
-                agree(
-                    self.ring, self.normalization, [p.tensor for sums in self._sums for p in sums.parameters]
-                )
+                parameters = [p.tensor for sums in self._sums for p in sums.parameters]
+                agree(self.ring, self.normalization, parameters, self._first_gradient)
                 self._agreed = True
             divisor, count = self._divisor_of_group()
             total: Any = 0.0
@@ -183,8 +185,8 @@ class Accumulator:
         for sums in self._sums:
             sums.clear_gradients()
         self._inside = contextlib.ExitStack()
-        if self._ddp is not None:
-            self._inside.enter_context(self._ddp.no_sync())
+        for module in self._synchronising:
+            self._inside.enter_context(module.no_sync())
         return self
 
     def __exit__(
@@ -228,7 +230,7 @@ class Accumulator:
                 "a parameter has a gradient that did not require one when the accumulator was made, and would not be "
                 "divided; make a new accumulator after unfreezing"
             )
-        if self._ddp is not None and self._ddp.require_forward_param_sync:  # as of the last forward
+        if any(module.require_forward_param_sync for module in self._synchronising):  # as of the last forward
             raise RuntimeError(
                 "DistributedDataParallel has reduced this micro-batch's gradient, and it would be done again: "
                 "wrap forward and backward in model.no_sync(), or use `with accumulator:`"
@@ -262,19 +264,19 @@ class Accumulator:
         return Reduction.of(total, [self.normalization.divisor(1, total)] * len(self._sums))
 
 
-def _ddp_of(model: Any, ring: Ring | None) -> Any:
-    """The model, if it is one of DistributedDataParallel that the accumulator can keep from synchronising."""
+def _synchronising(model: Any, ring: Ring | None) -> list[Any]:
+    """The model, or modules in it, of DistributedDataParallel, which the accumulator keeps from synchronising."""
     from torch.nn.parallel import DistributedDataParallel
 
-    if not isinstance(model, DistributedDataParallel):
-        return None
-    if ring is None:
+    modules = model.modules() if hasattr(model, "modules") else ()
+    found = [module for module in modules if isinstance(module, DistributedDataParallel)]
+    if found and ring is None:
         raise ValueError(
             "a DistributedDataParallel model reduces its gradients itself; pass ring=, over which the accumulator does "
             "it once a group, or accumulate model.module"
         )
-    if getattr(model, "static_graph", False):
+    if any(getattr(module, "static_graph", False) for module in found):
         raise ValueError(
             "DistributedDataParallel with static_graph=True can't begin under no_sync(); accumulate model.module"
         )
-    return model
+    return found

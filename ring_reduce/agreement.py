@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +15,11 @@ from .normalization import Kind, Normalization
 from .ring import Ring
 
 
-def agree(ring: Ring, normalization: Normalization, parameters: Sequence[Any]) -> None:
-    """Compares normalization and parameters of all ranks. ``RingMismatch``, the same on all, names two that differ."""
+def agree(ring: Ring, normalization: Normalization, parameters: Sequence[Any], first_gradient: float) -> None:
+    """Compares normalization and parameters of all ranks. ``RingMismatch``, the same on all, names two that differ.
+
+    Warns if ``first_gradient``, a sum over the elements of the first micro-batch's gradient, is the same on all ranks.
+    """
     layout = repr([(tuple(parameter.shape), str(parameter.dtype)) for parameter in parameters])
     digest = hashlib.blake2b(layout.encode(), digest_size=8).digest()
     mine = np.array(
@@ -25,15 +29,24 @@ def agree(ring: Ring, normalization: Normalization, parameters: Sequence[Any]) -
             len(parameters),
             sum(parameter.numel() for parameter in parameters),
             *struct.unpack("q", digest),
+            *struct.unpack("q", struct.pack("d", first_gradient)),
         ]
     )
-    rows = ring.all_gather(mine).reshape(ring.world, -1)
+    gathered = ring.all_gather(mine).reshape(ring.world, -1)
+    rows, gradients = gathered[:, :-1], gathered[:, -1]
     for rank, row in enumerate(rows):
         if (row != rows[0]).any():
             raise RingMismatch(
                 f"ring {ring.name!r}: ranks accumulate differently: {_difference(rows[0], row, rank)}; make the same "
                 f"accumulator on every rank"
             )
+    if ring.world > 1 and first_gradient != 0 and (gradients == gradients[0]).all():
+        warnings.warn(
+            "the gradient of the first micro-batch has the same sum on all ranks, to the last bit: has something "
+            "reduced it already (DistributedDataParallel without no_sync(); pass the model, not its parameters), or "
+            "do all ranks have the same data?",
+            stacklevel=4,
+        )
 
 
 def _difference(first: Any, other: Any, rank: int) -> str:

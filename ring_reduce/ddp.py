@@ -135,8 +135,8 @@ def attach(model: Any, ring: Ring, normalization: Normalization) -> RingHookStat
 
     From then on a backward on gradients that were reduced and not zeroed since raises ``RuntimeError``, on all ranks,
     unless ``normalization`` is a mean: the old gradient would be summed over the ranks a second time. It is seen where
-    the model's output is a tensor, or tensors in lists, tuples, dicts or other pytrees of torch. The bare hook can't see
-    it.
+    the model's output is a tensor, or tensors in lists, tuples, dicts or other pytrees of torch. The bare hook
+    can't see it.
 
     Raises ``TypeError`` if ``model`` is not wrapped in DDP, and ``ValueError`` if its ranks are not those of the ring
     or if it can't take a hook: DDP takes one for its life, and its ``mixed_precision`` option installs its own.

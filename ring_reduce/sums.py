@@ -66,6 +66,11 @@ class Sums:
         """Whether a gradient is still the one that reduce() gave."""
         return any(p.given is not None and p.tensor.grad is p.given for p in self.parameters)
 
+    def gradient_sum(self) -> float:
+        """The sum of all elements of all gradients."""
+        gradients = [p.tensor.grad for p in self.parameters if p.tensor.grad is not None]
+        return float(sum(float(gradient.double().sum()) for gradient in gradients if not gradient.is_sparse))
+
     def take(self, scale: Any, skip: bool) -> None:
         """Adds all gradients times ``scale``, unless this micro-batch is skipped, and drops them."""
         taken = [index for index, p in enumerate(self.parameters) if p.tensor.grad is not None]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from typing import Any
 
 import pytest
@@ -206,6 +208,41 @@ def test_a_loop_under_no_sync(run: Run) -> None:
     for difference, static in run(2, loop_without_with):
         assert difference < 1e-12
         assert "static_graph=True can't begin under no_sync(); accumulate model.module" in static
+
+
+def parameters_of_a_ddp_model(seat: Seat, reduced: bool) -> list[str]:
+    """DDP can't be seen behind its parameters."""
+    with group(seat) as ring, warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        model = wrap(make_net())
+        with rr.Accumulator(model.parameters(), rr.DIVIDE_BY_COUNT, ring=ring) as accumulator:
+            with contextlib.nullcontext() if reduced else model.no_sync():
+                loss_of(model(batch_of(seat.rank, 0, 4)), 1).backward()
+            accumulator.add(count=4)
+        return [str(warning.message) for warning in seen if "same sum on all ranks" in str(warning.message)]
+
+
+@pytest.mark.parametrize("reduced", [True, False])
+def test_gradients_that_are_the_same_on_all_ranks(run: Run, reduced: bool) -> None:
+    for texts in run(2, parameters_of_a_ddp_model, reduced):
+        assert len(texts) == reduced
+        assert all("DistributedDataParallel without no_sync(); pass the model" in text for text in texts)
+
+
+def wrapped_ddp(seat: Seat) -> float:
+    """A module that holds a DDP model, as frameworks make them."""
+    sizes = [[5, 3], [2, 7]]
+    net = make_net()
+    right = whole_batch_gradients(make_net(), [x for rank in range(2) for x in micro_batches(sizes, rank)])
+    with group(seat) as ring:
+        model = nn.Sequential(wrap(net))
+        with rr.Accumulator(model, rr.WEIGHTED_MEAN, ring=ring) as accumulator:
+            accumulate(accumulator, model, sizes, seat.rank)
+        return largest_difference([p.grad for p in net.parameters() if p.grad is not None], right)
+
+
+def test_a_ddp_model_inside_another_module(run: Run) -> None:
+    assert max(run(2, wrapped_ddp)) < 1e-12
 
 
 def reduce_twice(seat: Seat) -> tuple[str, str]:
