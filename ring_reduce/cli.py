@@ -6,8 +6,11 @@ Only the module of the sub-command that was asked for is imported, so that ``--h
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import os
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NamedTuple
@@ -16,6 +19,8 @@ from ring_reduce.errors import RingError
 
 # What a shell reports for a program that Ctrl-C ended: 128 + SIGINT.
 INTERRUPTED = 130
+# A command that failed by itself. Never 1, which is the answer of a command that ran: verify's "wrong", say.
+FAILED = 2
 
 
 class Command(NamedTuple):
@@ -80,12 +85,34 @@ def run_command(argv: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The entry point: errors of a ring are one line, and Ctrl-C leaves no traceback."""
+    """The entry point: errors of a ring and of the system are one line, and Ctrl-C leaves no traceback."""
     try:
-        return run_command(sys.argv[1:] if argv is None else argv)
+        status = run_command(sys.argv[1:] if argv is None else argv)
+        if sys.stdout is not None:  # closed, by >&-
+            sys.stdout.flush()
     except RingError as error:
-        print(f"ring-reduce: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+        return _say(str(error), 1)
     except KeyboardInterrupt:
-        print("ring-reduce: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return _say("interrupted", INTERRUPTED)
+    except OSError as error:  # a full disk, a reader that is gone, no more open files
+        _drop_output()
+        return _say(str(error), FAILED)
+    except Exception:
+        return _say(traceback.format_exc().rstrip(), FAILED, lines=True)
+    return status
+
+
+def _say(text: str, status: int, *, lines: bool = False) -> int:
+    with contextlib.suppress(OSError):  # stderr may be what failed
+        print(f"ring-reduce: {text if lines else ' '.join(text.split())}", file=sys.stderr)
+    return status
+
+
+def _drop_output() -> None:
+    """What stdout could not take, it would try again at the end of the process, and end that with 120."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

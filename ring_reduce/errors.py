@@ -31,6 +31,17 @@ class CountError(RingError, ValueError):
     """A count that is missing, used twice, negative, infinite or NaN. In a DDP hook it aborts the ring on all ranks."""
 
 
+class VerifyError(RuntimeError):
+    """``verify`` could not tell: a step that raised, or something that it can't work with. The same on every rank."""
+
+
+def is_echo(error: BaseException) -> bool:
+    """Whether an error likely says what happened to another rank. Errors of a hook come wrapped by torch."""
+    kinds = (PeerLost, RingAborted, RingClosed, RingTimeout)
+    signs = (*(kind.__name__ for kind in kinds), "gloo/transport", "Connection closed by peer")
+    return isinstance(error, kinds) or any(sign in str(error) for sign in signs)
+
+
 def text_of(error: BaseException) -> str:
     """Type and text of any exception, for the other ranks."""
     try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import types
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 
@@ -60,17 +62,66 @@ def test_a_missing_package_names_the_extra(
         "ring-reduce fake: the module sklearn is missing: pip install 'ring-reduce[demo]'\n"
     )
     add_command(monkeypatch, need, extra=None)
-    with pytest.raises(ModuleNotFoundError):
-        cli.main(["fake"])
+    assert cli.main(["fake"]) == 2
+    assert "pip install" not in capsys.readouterr().err
 
 
-def test_a_broken_package_of_our_own_is_not_blamed_on_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_package_of_our_own_is_not_blamed_on_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def need(_args: object) -> int:
         raise ModuleNotFoundError("No module named 'ring_reduce.gone'", name="ring_reduce.gone")
 
     add_command(monkeypatch, need, extra="demo")
-    with pytest.raises(ModuleNotFoundError):
-        cli.main(["fake"])
+    assert cli.main(["fake"]) == 2
+    shown = capsys.readouterr().err
+    assert "pip install" not in shown
+    assert shown.endswith("ModuleNotFoundError: No module named 'ring_reduce.gone'\n")
+
+
+def test_an_unexpected_error_is_2_with_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_command(monkeypatch, lambda args: args.no_such_option)
+    assert cli.main(["fake"]) == 2
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert "AttributeError: 'Namespace' object has no attribute 'no_such_option'" in shown
+
+
+def run_fake(body: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A process of its own whose command is ``body``."""
+    code = (
+        "import os, sys, types; from ring_reduce import cli\n"
+        "module = types.ModuleType('fake'); module.add_arguments = lambda parser: None\n"
+        f"module.run = lambda args: {body}\n"
+        "sys.modules['fake'] = module; cli.COMMANDS = {'fake': cli.Command('fake', '', None)}\n"
+        "sys.exit(cli.main(['fake']))"
+    )
+    return subprocess.run([sys.executable, "-c", code], text=True, timeout=60, check=False, **options)
+
+
+@pytest.mark.parametrize("flush", [True, False])
+def test_a_full_stdout_is_2_and_one_line(flush: bool) -> None:
+    with open("/dev/full", "w") as full:
+        done = run_fake(f"print('word', flush={flush}) or 1", stdout=full, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (2, "ring-reduce: [Errno 28] No space left on device\n")
+
+
+def test_a_reader_that_is_gone_is_2_and_one_line() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = run_fake("print('word') or 0", stdout=writer, stderr=subprocess.PIPE)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (2, "ring-reduce: [Errno 32] Broken pipe\n")
+
+
+def test_a_full_stderr_is_2() -> None:
+    with open("/dev/full", "w") as full:
+        done = run_fake("print('word', file=sys.stderr, flush=True) or 1", stdout=full, stderr=full)
+    assert done.returncode == 2
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["doctor", "--help"], ["demo", "--help"]])

@@ -27,7 +27,7 @@ def run_demo(*options: str, timeout: float = 280) -> subprocess.CompletedProcess
         (["--device", "tpu"], "'tpu' is none of auto, cpu, cuda"),
         (["--world", "0"], "0 is not between 1 and 16"),
         (["--world", "17"], "17 is not between 1 and 16"),
-        (["--world", "two"], "'two' is not an integer"),
+        (["--world", "two"], "'two' is not a whole number"),
         (["--epochs", "-1"], "-1 is not between 1 and 1000"),
         (["--json", "missing/folder/file.json"], "does not exist"),
         (["--plot", "."], "is a folder"),

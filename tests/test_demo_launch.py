@@ -1,4 +1,4 @@
-"""The demo's launcher: whoever fails or is killed is named, and nothing is left."""
+"""The launcher of ranks, with the demo's: whoever fails or is killed is named, and nothing is left."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ring_reduce.demo import data, launch
+from ring_reduce import processes
+from ring_reduce.demo import data
+from ring_reduce.processes import Failure, RanksFailed, Severity
 
 needs_sklearn = pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None,
@@ -23,37 +26,38 @@ needs_sklearn = pytest.mark.skipif(
 
 
 def test_the_likely_cause_comes_first() -> None:
-    echo = launch.Failure(0, "PeerLost: rank 2 ended\nmore", "", severity=2)
-    cause = launch.Failure(2, "ended by signal 9 (SIGKILL)", "", severity=0)
-    assert str(launch.RanksFailed([echo, cause])).splitlines() == [
+    echo = Failure(0, "rank 0 failed: PeerLost: rank 2 ended\nmore", "", Severity.ECHO)
+    cause = Failure(2, "rank 2 failed: ended by signal 9 (SIGKILL)", "", Severity.SILENT)
+    assert str(RanksFailed([echo, cause])).splitlines() == [
         "rank 2 failed: ended by signal 9 (SIGKILL)",
-        "then rank 0: PeerLost: rank 2 ended",
+        "then rank 0 failed: PeerLost: rank 2 ended",
     ]
 
 
-def make_job(folder: Path, **changes: Any) -> launch.Job:
-    job = launch.Job(world=2, epochs=1, cores=2, store_path=str(folder / "store"), digits=data.load_digits())
-    return replace(job, **changes)
+def run_job(folder: Path, show: Callable[[str], None], **changes: Any) -> None:
+    job = data.Job(world=2, epochs=1, cores=2, store_path=str(folder / "store"), digits=data.load_digits())
+    main = "ring_reduce.demo.rank:run_rank"
+    processes.run_ranks(2, main, replace(job, **changes), str(folder), timeout=None, show=show)
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
     """The processes that the launcher starts during the test."""
-    processes = []
-    start = launch._start
+    found = []
+    start = processes._start
 
-    def start_and_note(rank: int) -> launch._Rank:
+    def start_and_note(rank: int) -> processes._Rank:
         noted = start(rank)
-        processes.append(noted.process)
+        found.append(noted.process)
         return noted
 
-    monkeypatch.setattr(launch, "_start", start_and_note)
-    return processes
+    monkeypatch.setattr(processes, "_start", start_and_note)
+    return found
 
 
-def assert_all_ended(processes: list[subprocess.Popen[bytes]], *, count: int) -> None:
-    assert len(processes) == count
-    for process in processes:
+def assert_all_ended(started: list[subprocess.Popen[bytes]], *, count: int) -> None:
+    assert len(started) == count
+    for process in started:
         assert process.returncode is not None
         with pytest.raises(ProcessLookupError):
             os.kill(process.pid, 0)
@@ -68,8 +72,8 @@ def test_a_rank_that_raises_is_shown_and_nothing_is_left(
     bad = replace(
         digits, train_labels=np.where(np.arange(len(digits.train_labels)) == 5, 10, digits.train_labels)
     )
-    with pytest.raises(launch.RanksFailed, match=r"rank [01] failed: IndexError: Target 10 is out of bounds"):
-        launch.run_ranks(make_job(tmp_path, digits=bad), lambda text: None)
+    with pytest.raises(RanksFailed, match=r"rank [01] failed: IndexError: Target 10 is out of bounds"):
+        run_job(tmp_path, lambda text: None, digits=bad)
     assert_all_ended(started, count=2)
 
 
@@ -81,8 +85,8 @@ def test_a_rank_that_is_killed_is_named_and_nothing_is_left(
         if text.startswith("epoch  1"):
             started[1].kill()
 
-    with pytest.raises(launch.RanksFailed, match=r"rank 1 failed: ended by signal 9 \(SIGKILL\)"):
-        launch.run_ranks(make_job(tmp_path, epochs=1000), kill_one)
+    with pytest.raises(RanksFailed, match=r"rank 1 failed: ended by signal 9 \(SIGKILL\)"):
+        run_job(tmp_path, kill_one, epochs=1000)
     assert_all_ended(started, count=2)
 
 

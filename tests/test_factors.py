@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from diagnosis_cases import FLOAT32, Lists, equal, sizes_of
+from diagnosis_cases import FLOAT32, Lists, equal, measured_of, sizes_of
+from ring_reduce.verification.diagnosis import diagnose
 from ring_reduce.verification.factors import divisor_of_world, matches, named
 from ring_reduce.verification.measured import Sizes
 
@@ -98,6 +99,17 @@ def test_a_short_group_is_as_simple_as_one_size() -> None:
     """1/2 is 1/n as well as k/N: both are named."""
     names = matches(1 / 2, equal(2, 3, 5, planned=6), FLOAT32)
     assert names == ("1/n (n = 2)", "k/N = 3/6 (k = 3 micro-batches of N = 6 planned)")
+
+
+def test_a_short_group_of_one() -> None:
+    """Divided by N although only one ran, or divided by N once more: 1/N both. And B/n is m, which is one name."""
+    sizes = equal(2, 1, 5, planned=3)
+    names = matches(1 / 3, sizes, FLOAT32)
+    assert names == ("1/N (N = 3 planned)", "k/N = 1/3 (k = 1 micro-batch of N = 3 planned)")
+    assert matches(5, sizes, FLOAT32) == ("B/n (n = 2, B = 10)",)
+    found = diagnose(measured_of(sizes, weight=lambda r, i: 1 / 30))
+    assert "divide by N once" in found.text
+    assert "the group is short" in found.text
 
 
 def test_a_full_group_has_no_short_name() -> None:

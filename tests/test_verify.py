@@ -54,6 +54,7 @@ def test_the_report_is_a_table_and_json() -> None:
         ["2.weight", "8"],
         ["2.bias", "1"],
     ]
+    assert all(row[2] == "0.88" for row in table[1:])  # 7/8 of it is missing
     assert all(row[3:] == ["0.125", "factor", "=", "1/B", "(B", "=", "8)"] for row in table[1:])
     assert len({line.index("0.125") for line in lines[start + 1 : start + 5]}) == 1
     assert any(line.startswith("Adam") for line in lines)
@@ -61,6 +62,35 @@ def test_the_report_is_a_table_and_json() -> None:
     assert (found["verdict"], found["factor"], found["exit_status"]) == ("factor", pytest.approx(1 / 8), 1)
     assert found["parameters"][0]["elements"] == 48
     assert found["counts"] == [[5, 3]]
+
+
+class Shifted(nn.Linear):
+    """Adds one number to all logits, which the softmax ignores."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 4)
+        self.shift = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.shift
+
+
+def test_a_gradient_that_is_all_rounding_is_right_and_says_so() -> None:
+    torch.manual_seed(0)
+    batches = [(x.float(), y.abs().long() % 4) for x, y in batches_of([[50, 30]], 0)]
+
+    def losses(model: nn.Module, batch: Batch) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    def step(model: nn.Module, batches: Sequence[Batch], job: Job) -> None:
+        for batch in batches:
+            (losses(model, batch).sum() / 80).backward()
+
+    report = rr.verify(Shifted(), batches, losses, step)
+    assert report.right
+    lines = {line.split()[0]: line for line in str(report).splitlines() if line.startswith("  ")}
+    assert lines["weight"].endswith("  right")
+    assert lines["shift"].endswith("  right: rounding, all of it cancels")
 
 
 def test_a_large_table_is_cut() -> None:

@@ -21,14 +21,14 @@ def test_the_worst_group_decides(tmp_path: Path) -> None:
     done = run_command(EXAMPLES / "wrong_short_group.py", "--json", written, folder=tmp_path)
     assert done.returncode == 1, done.stderr
     assert done.stdout.count("RIGHT:") == 1
-    assert "a short group, 1 micro-batch on each of 2 ranks where 3 are planned" in done.stdout
-    assert "WRONG: gradient is 0.3333 = k/N = 1/3" in done.stdout
+    assert "a short group, 2 micro-batches on each of 2 ranks where 3 are planned" in done.stdout
+    assert "WRONG: gradient is 0.6667 = k/N = 2/3 (k = 2 micro-batches of N = 3 planned)" in done.stdout
     assert "\x1b" not in done.stdout + done.stderr
     assert "the step" in done.stderr
     found = json.loads(written.read_text())
     assert (found["exit_status"], found["right"]) == (1, False)
     assert [group["exit_status"] for group in found["groups"]] == [0, 1]
-    assert [group["micro_batches"] for group in found["groups"]] == [3, 1]  # not 2, which is the world
+    assert [group["micro_batches"] for group in found["groups"]] == [3, 2]
     assert not list(tmp_path.glob("ring-reduce-verify-*"))
 
 
@@ -42,6 +42,15 @@ def test_right_alone_with_a_sample(tmp_path: Path) -> None:
     assert "short group" not in done.stdout
     assert "printed by the file" not in done.stdout
     assert "printed by the file" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("planned", "world", "short"),
+    [(3, 2, 2), (3, 4, 2), (4, 3, 2), (5, 4, 3), (2, 1, 1), (2, 2, 1), (1, 2, 0)],
+)
+def test_the_default_short_group(planned: int, world: int, short: int) -> None:
+    """One less than planned, and not the world where that can be helped without a group of one."""
+    assert command._short_by_default(planned, world) == short
 
 
 @pytest.mark.parametrize(
@@ -95,9 +104,29 @@ def test_what_can_not_be_checked_is_2(text: str, message: str, trace: bool, tmp_
     assert ("Traceback" in done.stderr) == trace
     assert not trace or "mine.py" in done.stderr
     found = json.loads(written.read_text())
-    assert (found["exit_status"], found["right"]) == (2, False)
+    assert (found["exit_status"], found["right"]) == (2, None)
     assert message in found["error"]
     assert not list(tmp_path.glob("ring-reduce-verify-*"))
+
+
+# What fails in the process that was started
+
+
+def test_a_report_that_can_not_be_written_is_2(tmp_path: Path) -> None:
+    path = write(tmp_path, with_step("right_step(model, batches, job)"))
+    done = run_command(path, "--micro-batches", 1, "--json", "/dev/full", folder=tmp_path)
+    assert done.returncode == 2
+    assert "RIGHT:" in done.stdout
+    assert done.stderr.splitlines()[-1] == "ring-reduce: [Errno 28] No space left on device"
+    assert "Traceback" not in done.stderr
+
+
+def test_no_files_left_to_open_is_2(tmp_path: Path) -> None:
+    line = f"ulimit -n 8; exec {sys.executable} -m ring_reduce verify {write(tmp_path, GOOD)}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.endswith("ring-reduce: [Errno 24] Too many open files\n")
+    assert "Traceback" not in done.stderr
 
 
 # What ends a run before its time

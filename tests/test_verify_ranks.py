@@ -29,10 +29,23 @@ from verify_helpers import (
 )
 
 COUNTS = [[5, 3], [2, 4]]
-HANG_S = 20.0  # what nothing here takes
 
 
 # One report
+
+
+def verify_nan_parameter(seat: Seat) -> Any:
+    with ranks(seat):
+        model: Any = make_model()
+        with torch.no_grad():
+            model[0].bias[1] = torch.nan
+        return rr.verify(model, batches_of(COUNTS, seat.rank), losses_of, right_step)
+
+
+def test_a_parameter_that_is_nan_alike_on_all_ranks_does_not_differ(run: Run) -> None:
+    report = run(2, verify_nan_parameter)[0]
+    assert (report.verdict, report.right, report.exit_status) == (Verdict.NOT_FINITE, None, 2)
+    assert "0.bias" in report.text
 
 
 def verify_group_of_two(seat: Seat) -> Any:
@@ -177,7 +190,7 @@ def test_a_step_has_the_settings_of_the_thread_that_called(run: Run) -> None:
     assert run(2, thread_settings) == [("meta", torch.bfloat16, True)] * 2
 
 
-def test_a_factor_on_one_process(run: Run) -> None:
+def test_a_factor_on_one_process() -> None:
     """The same function with and without a group."""
     report = rr.verify(make_model(), batches_of(COUNTS, 0), losses_of, Scaled(lambda count, job: 2 * 8))
     assert report.factor == pytest.approx(1 / 2)

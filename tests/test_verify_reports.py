@@ -40,28 +40,30 @@ def reported(run: Run, name: str) -> Report:
 
 
 @pytest.mark.parametrize(
-    ("name", "factor", "symbol"),
+    ("name", "factor", "symbols"),
     [
-        ("pytorch/pytorch PR 42471", 1 / 2, "1/n (n = 2)"),
-        ("OpenNMT-py #2451", 1 / 2, "1/n (n = 2)"),
-        ("sparseml PR 135", 4, "n (n = 4)"),
-        ("torchtune PR 2172", 1 / 2, "1/n (n = 2)"),
-        ("torchtune PR 2436", 2, "2 = a divisor of n = 4"),
-        ("Arctic-Platform PR 119", 1 / 4, "1/n (n = 4)"),
-        ("DeepSpeed #4662", 1 / 2, "1/n (n = 2)"),
-        ("transformers PR 47261", 8, "N (N = 8)"),
-        ("ms-swift #10117", 1 / 4, "1/N (N = 4)"),
-        ("DeepSpeed #7773", 4, "N (N = 4)"),
-        ("accelerate docs recipe, short group", 0.875, "k/N = 7/8 (k = 7 micro-batches of N = 8 planned)"),
-        ("VeOmni PR 338", 1 / 8, "1/n (n = 8)"),
-        ("eight micro-batches of four", 4, "m (m = 4)"),
+        ("pytorch/pytorch PR 42471", 1 / 2, ["1/n (n = 2)", "n/B (n = 2, B = 4)"]),
+        ("OpenNMT-py #2451", 1 / 2, ["1/n (n = 2)"]),
+        ("sparseml PR 135", 4, ["n (n = 4)"]),
+        ("torchtune PR 2172", 1 / 2, ["1/n (n = 2)"]),
+        ("torchtune PR 2436", 2, ["a divisor of n = 4"]),
+        ("Arctic-Platform PR 119", 1 / 4, ["1/n (n = 4)"]),
+        ("DeepSpeed #4662", 1 / 2, ["1/n (n = 2)"]),
+        ("transformers PR 47261", 8, ["N (N = 8)"]),
+        ("ms-swift #10117", 1 / 4, ["1/N (N = 4)"]),
+        ("DeepSpeed #7773", 4, ["N (N = 4)"]),
+        ("accelerate docs recipe, short group", 0.875, ["k/N = 7/8 (k = 7 micro-batches of N = 8 planned)"]),
+        ("VeOmni PR 338", 1 / 8, ["1/n (n = 8)"]),
+        ("eight micro-batches of four", 4, ["m (m = 4)"]),
     ],
 )
-def test_a_factor_is_named(name: str, factor: float, symbol: str, run: Run) -> None:
+def test_a_factor_is_named(name: str, factor: float, symbols: list[str], run: Run) -> None:
+    """By this name, and by no other."""
     report = reported(run, name)
-    assert report.verdict is Verdict.FACTOR
+    assert (report.verdict, report.weights, len(report.effects)) == (Verdict.FACTOR, None, 3)
     assert report.factor == pytest.approx(factor)
-    assert symbol in report.text
+    assert list(report.names) == symbols
+    assert f"gradient is {factor:.4g} = {' = '.join(symbols)}: " in report.text
     assert all(line.factor == pytest.approx(factor) for line in report.parameters)
     assert report.norm == pytest.approx(factor * report.right_norm)
 
@@ -72,24 +74,27 @@ def test_a_sum_under_ddp_has_the_numbers_of_the_report(run: Run) -> None:
     assert "Norm of the gradient: 30, where 60 is right" in str(report)
 
 
+RANKS, BATCHES = "the mean of the ranks' means", "the mean of the micro-batches' means"
+
+
 @pytest.mark.parametrize(
-    ("name", "weights", "total"),
+    ("name", "weights", "says"),
     [
-        ("prime-rl PR 1957", [[0.1], [0.5]], 6),
-        ("speculators PR 942", [[1 / 2], [1 / 18]], 10),
-        ("transformers #34242", [[0.1, 0.1], [0.5, math.nan]], 6),
-        ("Megatron-DeepSpeed PR 169", [[1 / 2, 1 / 18]], 10),
+        ("prime-rl PR 1957", [[0.1], [0.5]], f"weights 0.1 and 0.5, right is 1/6: {RANKS}"),
+        ("speculators PR 942", [[1 / 2], [1 / 18]], f"weights 0.5 and 0.05556, right is 1/10: {RANKS}"),
+        ("transformers #34242", [[0.1, 0.1], [0.5, math.nan]], f"weights 0.1 and 0.5, right is 1/6: {RANKS}"),
+        ("Megatron-DeepSpeed PR 169", [[1 / 2, 1 / 18]], f"0.5 and 0.05556, right is 1/10: {BATCHES}"),
     ],
 )
-def test_a_weighting_is_told_from_a_factor(name: str, weights: Counts, total: int, run: Run) -> None:
+def test_a_weighting_is_told_from_a_factor(name: str, weights: Counts, says: str, run: Run) -> None:
     report = reported(run, name)
     assert report.verdict is Verdict.WEIGHTING
-    assert report.factor is None
+    assert (report.factor, report.names, report.effects) == (None, (), ())
     assert report.weights is not None
     for of_rank, expected in zip(report.weights, weights, strict=True):
         assert of_rank == pytest.approx(expected, nan_ok=True)
     assert "weighting, not a factor" in report.text
-    assert f"right is 1/{total}" in report.text
+    assert says in report.text
 
 
 def test_batch_norm_has_no_factor_and_is_named(run: Run) -> None:

@@ -119,7 +119,7 @@ def sequence_parallel_left_out(model: nn.Module, batches: Sequence[Batch], job: 
 
 
 TWO_RANKS = [[5, 5, 5], [5, 5, 5]]
-UNEQUAL_TOKENS = [[7, 3], [2, 9]]
+UNEQUAL_TOKENS = [[7, 3, 1], [2, 9, 4]]
 
 CASES: dict[str, Case] = {
     "pytorch/pytorch PR 42471": Case(

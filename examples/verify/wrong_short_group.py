@@ -2,7 +2,8 @@
 
     ring-reduce verify examples/verify/wrong_short_group.py --world 2 --micro-batches 3
 
-Right with all 3 micro-batches, 2/3 of the right gradient with 2. Right is ddp_accumulation.py, or dropping the rest.
+Right with all 3 micro-batches, and 2/3 of the right gradient in the short group of 2. Right is ddp_accumulation.py, or
+dropping the rest.
 """
 
 from __future__ import annotations

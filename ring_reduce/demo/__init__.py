@@ -1,7 +1,7 @@
 """``ring-reduce demo``: trains a small network on real images over the ring, and measures what the README claims.
 
-The parent process (this module, launch.py, report.py, plot.py) needs no torch; rank.py, and what only it imports,
-runs in the ranks.
+The parent process (this module, report.py, plot.py) needs no torch; rank.py, and what only it imports, runs in the
+ranks.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ring_reduce.options import terminate_as_exit, whole_number, writable_file
+
 if TYPE_CHECKING:
-    from .launch import Job
+    from .data import Job
     from .results import Result
 
 DEFAULT_WORLD = 4
@@ -27,14 +28,13 @@ DEFAULT_EPOCHS = 8
 # The smallest batch of an epoch, 29 images, still has one for each rank.
 MOST_RANKS = 16
 MOST_EPOCHS = 1000
-TERMINATED = 128 + signal.SIGTERM
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``ring-reduce demo``."""
     parser.add_argument(
         "--world",
-        type=_integer_up_to(MOST_RANKS),
+        type=whole_number(1, MOST_RANKS),
         default=DEFAULT_WORLD,
         metavar="N",
         help=f"ranks, one process each: 1 to {MOST_RANKS} (default: %(default)s)",
@@ -48,36 +48,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--epochs",
-        type=_integer_up_to(MOST_EPOCHS),
+        type=whole_number(1, MOST_EPOCHS),
         default=DEFAULT_EPOCHS,
         metavar="N",
         help="passes over the training images; with fewer than the default the accuracy isn't judged "
         "(default: %(default)s)",
     )
     parser.add_argument(
-        "--plot", type=_writable_file, metavar="FILE", help="write a picture of the results, a PNG"
+        "--plot", type=writable_file, metavar="FILE", help="write a picture of the results, a PNG"
     )
     parser.add_argument(
-        "--json", type=_writable_file, metavar="FILE", help="write all that was measured, as JSON"
+        "--json", type=writable_file, metavar="FILE", help="write all that was measured, as JSON"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the demo: 0 when everything came out as it must, else 1."""
     # Imported before any work, so that a package that is missing is said at once.
-    from .launch import RanksFailed, run_ranks
+    from ring_reduce.processes import RanksFailed, run_ranks
 
     if args.plot is not None:
         from .plot import write_plot
 
     started = time.perf_counter()
-    with _terminate_as_exit(), _job(args) as job:
+    with terminate_as_exit(), _job(args) as job:
         _show(
             f"ring-reduce demo: starting {job.world} rank{'s' * (job.world > 1)} on {job.cores} cores, "
             f"{len(job.digits.train_labels):,} training and {len(job.digits.test_labels)} test images"
         )
         try:
-            result = run_ranks(job, lambda text: _show(f"[{time.perf_counter() - started:5.1f} s] {text}"))
+            result = run_ranks(
+                job.world,
+                f"{__package__}.rank:run_rank",
+                job,
+                str(Path(job.store_path).parent),
+                timeout=None,
+                show=lambda text: _show(f"[{time.perf_counter() - started:5.1f} s] {text}"),
+            )
         except RanksFailed as error:
             print(f"ring-reduce demo: {error}", file=sys.stderr)
             return 1
@@ -105,8 +112,7 @@ def _report(args: argparse.Namespace, result: Result, *, seconds: float) -> list
 @contextlib.contextmanager
 def _job(args: argparse.Namespace) -> Iterator[Job]:
     """The ranks' job; the folder in which they meet is gone afterwards."""
-    from .data import load_digits
-    from .launch import Job
+    from .data import Job, load_digits
 
     digits = load_digits()
     with tempfile.TemporaryDirectory(prefix="ring-reduce-demo-") as folder:
@@ -114,39 +120,8 @@ def _job(args: argparse.Namespace) -> Iterator[Job]:
         yield Job(args.world, args.epochs, cores, str(Path(folder) / "store"), digits)
 
 
-@contextlib.contextmanager
-def _terminate_as_exit() -> Iterator[None]:
-    """Lets SIGTERM end the ranks and remove the folder on its way."""
-
-    def leave(_number: int, _frame: object) -> None:
-        raise SystemExit(TERMINATED)
-
-    try:
-        before = signal.signal(signal.SIGTERM, leave)
-    except ValueError:  # not the main thread, which alone may set handlers
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _show(text: str) -> None:
     print(text, flush=True)
-
-
-def _integer_up_to(most: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
-        if not 1 <= value <= most:
-            raise argparse.ArgumentTypeError(f"{value} is not between 1 and {most}")
-        return value
-
-    return parse
 
 
 def _device(text: str) -> str:
@@ -155,15 +130,3 @@ def _device(text: str) -> str:
     if text not in ("auto", "cpu"):
         raise argparse.ArgumentTypeError(f"{text!r} is none of auto, cpu, cuda")
     return "cpu"
-
-
-def _writable_file(text: str) -> Path:
-    """A path that can be written, known before any work rather than after it."""
-    path = Path(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is a folder, not a file")
-    if not path.absolute().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"the folder {str(path.absolute().parent)!r} does not exist")
-    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be written: permission denied")
-    return path

@@ -1,4 +1,4 @@
-"""The images: scikit-learn's handwritten digits, 1,797 real scans of 8 x 8 pixels that come with the package."""
+"""The images, scikit-learn's handwritten digits: 1,797 real scans of 8 x 8 pixels that come with the package."""
 
 from __future__ import annotations
 
@@ -21,6 +21,17 @@ class Digits:
     train_labels: npt.NDArray[np.int64]
     test_images: npt.NDArray[np.float32]
     test_labels: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every rank is given."""
+
+    world: int
+    epochs: int
+    cores: int
+    store_path: str  # in a folder of the job's own
+    digits: Digits
 
 
 def load_digits() -> Digits:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import ring_reduce as rr
 
 from .cases import measure_equal, measure_unequal
-from .launch import Job
+from .data import Job
 from .results import Result
 from .timing import measure_times, measure_traffic
 from .train import RankContext, local_gradient, train

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .errors import VerifyError
-from .job import Job
+from ring_reduce.errors import VerifyError
 
 if TYPE_CHECKING:
     import torch
@@ -15,6 +15,18 @@ if TYPE_CHECKING:
     from .report import Report
 
 __all__ = ["Job", "VerifyError", "verify"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a step is told: who takes it, and how many micro-batches a rank's group is planned to have.
+
+    A short group has fewer.
+    """
+
+    rank: int
+    world: int
+    micro_batches: int
 
 
 def verify(
@@ -68,7 +80,8 @@ def verify(
             bfloat16; the coarsest, if there are several). Under autocast, give that of the type that it computes in.
 
     Returns:
-        A :class:`~ring_reduce.verification.report.Report`, the same on every rank; ``print(report)``.
+        A :class:`~ring_reduce.verification.report.Report`, the same on every rank; ``print(report)``. Its ``right`` is
+        None where nothing can be told, as from a reference of zeros.
 
     Raises:
         VerifyError: the check can't be made. On every rank, with one text: the step raised, changed a parameter or left

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import VerifyError
+from ring_reduce.errors import VerifyError
 
 
 def tensors_of(nest: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:

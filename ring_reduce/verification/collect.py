@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ring_reduce.errors import VerifyError
+
+from . import Job
 from .batches import count_samples, pack, unpack
 from .diagnosis import diagnose
-from .errors import VerifyError
-from .job import Job
 from .layout import Fingerprint, Layout, compare_fingerprints
 from .measured import Measured, Sizes, Vector
 from .ranks import ranks_of
@@ -25,8 +26,8 @@ from .state import SEED, clear_gradients, kept, same
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-# Elements of all vectors together, 8 bytes each: 400 MB on rank 0.
-MOST_ELEMENTS = 50_000_000
+# On rank 0, beside the model.
+MOST_BYTES = 1_500_000_000
 
 Step = Callable[[nn.Module, Sequence[Any], Job], Any]
 
@@ -95,6 +96,7 @@ def verify_step(
     with ranks.together("the diagnosis"):
         if reference is not None:
             measured = _measured(reference, gathered, hellos, layout, planned=planned, tolerance=tolerance)
+            gathered.clear()
             report = make_report(measured, diagnose(measured), layout.elements)
     told: Report = ranks.broadcast(report)
     return told
@@ -144,19 +146,32 @@ def _compare(hellos: Sequence[_Hello], layout: Layout) -> int:
                     f"pass the same"
                 )
     compare_fingerprints([hello.fingerprints for hello in hellos])
-    vectors = len(hellos) + sum(len(hello.samples) for hello in hellos)
-    if layout.length * vectors > MOST_ELEMENTS:
-        fitting = max(1, MOST_ELEMENTS // vectors // len(layout.names))
-        raise VerifyError(
-            f"the model is too large to compare all of it: {layout.length:,} elements of {vectors} gradients (ranks "
-            f"and micro-batches) would take {8 * layout.length * vectors:,} bytes on rank 0, and the most is "
-            f"{8 * MOST_ELEMENTS:,}; pass sample={min(fitting, 10_000)}, which compares that many elements of each "
-            f"parameter (--sample on the command line)"
-        )
+    _check_size(layout, len(hellos), sum(len(hello.samples) for hello in hellos))
     longest = max(len(hello.samples) for hello in hellos)
     if longest == 0:
         raise VerifyError("no rank has a micro-batch: batches is empty everywhere")
     return int(hellos[0].options["micro_batches"] or longest)
+
+
+def _check_size(layout: Layout, world: int, micro_batches: int) -> None:
+    needed = bytes_needed(layout.length, world, micro_batches)
+    if needed > MOST_BYTES:
+        fitting = max(1, MOST_BYTES // bytes_needed(len(layout.names), world, micro_batches))
+        raise VerifyError(
+            f"the model is too large to compare all of it: {layout.length:,} elements of {world + micro_batches} "
+            f"gradients (ranks and micro-batches) would take up to {needed:,} bytes on rank 0, and the most is "
+            f"{MOST_BYTES:,}; pass sample={min(fitting, 10_000)}, which compares that many elements of each parameter "
+            f"(--sample on the command line)"
+        )
+
+
+def bytes_needed(length: int, world: int, micro_batches: int) -> int:
+    """What a check of ``length`` elements takes on rank 0 at most, beside the model.
+
+    The micro-batches' gradients once, and again where some are not finite; the ranks' three times, since they come in
+    messages; and a dozen vectors of the reference, of the bound and of what is compared with it.
+    """
+    return 8 * length * (2 * micro_batches + 3 * world + 12)
 
 
 def _unpack(packs: Sequence[bytes], hellos: Sequence[_Hello], device: torch.device) -> list[MicroBatch]:
@@ -209,7 +224,7 @@ def _measured(
     planned: int,
     tolerance: float,
 ) -> Measured:
-    counts = iter([part.count for part in reference.parts])
+    counts = iter(reference.counts)
     return Measured(
         sizes=Sizes(
             micro_batches=planned,
@@ -221,7 +236,7 @@ def _measured(
         stepped=np.stack([each.gradient for each in stepped]),
         missing=tuple(each.missing for each in stepped),
         whole=reference.whole.gradient,
-        parts=np.stack([part.summed for part in reference.parts]),
+        parts=reference.parts,
         tolerance=tolerance,
         suspects=reference.suspects,
         logged=tuple(each.logged for each in stepped),

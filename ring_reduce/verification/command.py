@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -14,12 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ring_reduce.options import terminate_as_exit, whole_number, writable_file
+
 if TYPE_CHECKING:
     from .report import Report
 
 RIGHT, WRONG, COULD_NOT_TELL = 0, 1, 2
 MOST_RANKS = 64
-TERMINATED = 128 + signal.SIGTERM
 EPILOG = """\
 FILE defines four functions:
   model()                               the torch.nn.Module, the same on every rank (the seed is 0)
@@ -42,25 +42,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("file", type=_file, metavar="FILE", help="a Python file, see below")
     parser.add_argument(
-        "--world", type=_whole(1, MOST_RANKS), default=2, metavar="N", help="ranks (default: %(default)s)"
+        "--world",
+        type=whole_number(1, MOST_RANKS),
+        default=2,
+        metavar="N",
+        help="ranks (default: %(default)s)",
     )
     parser.add_argument(
         "--micro-batches",
-        type=_whole(1, 10_000),
+        type=whole_number(1, 10_000),
         default=3,
         metavar="N",
         help="of a group, on each rank (default: %(default)s)",
     )
     parser.add_argument(
         "--short",
-        type=_whole(0, 10_000),
+        type=whole_number(0, 10_000),
         metavar="K",
-        help="check a short group of the first K micro-batches too; 0: don't (default: one less than planned, or two)",
+        help="check a short group of the first K micro-batches too; 0: don't (default: one less than planned, or "
+        "two less where one less is the number of ranks)",
     )
-    parser.add_argument("--json", type=_writable, metavar="FILE", help="write the reports, as JSON")
+    parser.add_argument("--json", type=writable_file, metavar="FILE", help="write the reports, as JSON")
+    _add_limits(parser)
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    """How much is compared, how closely, and for how long."""
     parser.add_argument(
         "--sample",
-        type=_whole(1, 10**9),
+        type=whole_number(1, 10**9),
         metavar="N",
         help="elements of each parameter to compare (default: all)",
     )
@@ -81,17 +91,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Checks and prints. 0: right, 1: wrong, 2: could not tell."""
-    from .launch import RanksFailed
+    from ring_reduce.processes import RanksFailed
 
     lengths = _lengths(args)
     if not lengths:
         return COULD_NOT_TELL
     try:
-        with _terminate_as_exit(), _progress() as show:
+        with terminate_as_exit(), _progress() as show:
             reports = _run_ranks(args, lengths, show)
     except RanksFailed as error:
         print(f"ring-reduce verify: {error}", file=sys.stderr)
-        failed = {"exit_status": COULD_NOT_TELL, "right": False, "error": str(error), "groups": []}
+        failed: dict[str, Any] = {
+            "exit_status": COULD_NOT_TELL,
+            "right": None,
+            "error": str(error),
+            "groups": [],
+        }
         _write_json(args.json, {"file": str(args.file), **failed})
         return COULD_NOT_TELL
     status = _worst([report.exit_status for report in reports])
@@ -100,9 +115,8 @@ def run(args: argparse.Namespace) -> int:
     groups = [
         {"micro_batches": length, **report.to_dict()} for length, report in zip(lengths, reports, strict=True)
     ]
-    _write_json(
-        args.json, {"file": str(args.file), "exit_status": status, "right": status == RIGHT, "groups": groups}
-    )
+    right = {RIGHT: True, WRONG: False, COULD_NOT_TELL: None}[status]
+    _write_json(args.json, {"file": str(args.file), "exit_status": status, "right": right, "groups": groups})
     return status
 
 
@@ -120,16 +134,17 @@ def _lengths(args: argparse.Namespace) -> tuple[int, ...]:
 
 
 def _short_by_default(planned: int, world: int) -> int:
-    """One less than planned; two where that is the world, or a factor could be of either."""
+    """One less than planned; two less where that is the world and more than one is left: k would look like n."""
     short = planned - 1
-    return short - 1 if short == world and short > 1 else short
+    return short - 1 if short == world and short > 2 else short
 
 
 def _run_ranks(
     args: argparse.Namespace, lengths: tuple[int, ...], show: Callable[[str], None]
 ) -> list[Report]:
+    from ring_reduce.processes import run_ranks
+
     from .file import Orders
-    from .launch import run_ranks
 
     show(f"starting {args.world} rank{'s' * (args.world > 1)}")
     with tempfile.TemporaryDirectory(prefix="ring-reduce-verify-") as folder:
@@ -184,52 +199,11 @@ def _progress() -> Iterator[Callable[[str], None]]:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-@contextlib.contextmanager
-def _terminate_as_exit() -> Iterator[None]:
-    """Lets SIGTERM end the ranks and remove the folder on its way."""
-
-    def leave(_number: int, _frame: object) -> None:
-        raise SystemExit(TERMINATED)
-
-    try:
-        before = signal.signal(signal.SIGTERM, leave)
-    except ValueError:  # not the main thread, which alone may set handlers
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _file(text: str) -> Path:
     path = Path(text)
     if not path.is_file():
         raise argparse.ArgumentTypeError(f"there is no file {text!r}")
     return path
-
-
-def _writable(text: str) -> Path:
-    """Known before any work rather than after it."""
-    path = Path(text)
-    if not path.absolute().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"the folder {str(path.absolute().parent)!r} does not exist")
-    if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be written")
-    return path
-
-
-def _whole(least: int, most: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{value} is not between {least} and {most}")
-        return value
-
-    return parse
 
 
 def _number(text: str) -> float:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from ring_reduce.verification import questions
-from ring_reduce.verification.effects import effects, logged_loss
-from ring_reduce.verification.measured import Measured
-from ring_reduce.verification.patterns import Weights
-from ring_reduce.verification.unreduced import ranks_differ
-from ring_reduce.verification.verdict import Case, Finding, Verdict
-from ring_reduce.verification.yardstick import Yardstick
+from . import questions
+from .effects import effects, logged_loss
+from .measured import Measured, Vector
+from .unreduced import ranks_differ
+from .verdict import Case, Finding, Verdict
+from .yardstick import Yardstick
 
 __all__ = ["Diagnosis", "ParameterLine", "Verdict", "diagnose"]
 
@@ -33,6 +33,9 @@ QUESTIONS: tuple[Callable[[Case], Finding | None], ...] = (
     questions.per_parameter,
 )
 
+# Of a gradient's largest element: a square has twice that, and the type ends at 1024.
+LARGE_EXPONENT = 200
+
 
 @dataclass(frozen=True)
 class ParameterLine:
@@ -42,31 +45,17 @@ class ParameterLine:
     verdict: Verdict  # RIGHT, FACTOR, MISSING, NOT_REDUCED or NOT_FINITE of its own; else that of the whole
     factor: float | None  # of rank 0's gradient; None where none fits
     names: tuple[str, ...]  # of the factor
-    difference: (
-        float  # the tolerance that it takes to call every element of every rank right; inf if not finite
-    )
+    difference: float  # of any rank: max|g - right| / max|right|; inf if not finite
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis(Finding):
     """The verdict on a step, in numbers and in words."""
 
-    verdict: Verdict
-    right: bool | None  # None: could not tell
-    factor: float | None  # the gradient is this times the right one; BATCH_DEPENDENT: times sum(parts) / T
-    names: tuple[str, ...]  # of the factor: "1/n (n = 8)"; all of the simplest
-    weights: (
-        Weights | None
-    )  # of one count, by rank and micro-batch, where right is 1/T; NaN where none can be told
-    text: str  # what the gradient is, why, and what to do: one sentence
-    remedy: str  # what to do, once more; empty if nothing
-    notes: tuple[str, ...]  # sentences that qualify the verdict
     parameters: tuple[ParameterLine, ...]
     difference: float  # the largest of the parameters
     logged: str  # a sentence on the logged loss; empty if there is none
-    effects: tuple[
-        str, ...
-    ]  # of the factor, on Adam, on weight decay and on clipping; empty without a wrong factor
+    effects: tuple[str, ...]  # of a wrong factor, on Adam, on weight decay and on clipping; else empty
 
 
 def diagnose(measured: Measured) -> Diagnosis:
@@ -78,14 +67,7 @@ def diagnose(measured: Measured) -> Diagnosis:
         finding = next((answer for answer in answers if answer is not None), None) or questions.unknown(case)
     lines = tuple(_line(measured, case, finding.verdict, name) for name in measured.names)
     return Diagnosis(
-        verdict=finding.verdict,
-        right=finding.right,
-        factor=finding.factor,
-        names=finding.names,
-        weights=finding.weights,
-        text=finding.text,
-        remedy=finding.remedy,
-        notes=finding.notes,
+        **vars(finding),
         parameters=lines,
         difference=max((line.difference for line in lines), default=0.0),
         logged=logged_loss(measured),
@@ -94,19 +76,29 @@ def diagnose(measured: Measured) -> Diagnosis:
 
 
 def _computable(measured: Measured) -> tuple[Measured, Yardstick]:
-    """The step times a power of two, so that no square vanishes or overflows; 0 for what is not finite.
+    """The step, times a power of two where a square could vanish or overflow; 0 for what is not finite.
 
     The parameters that are finite have a line so, and neither factors nor weights change.
     """
     vectors = {name: getattr(measured, name) for name in ("stepped", "whole", "parts")}
-    finite = {
+    finite: dict[str, Any] = {
         name: values if np.isfinite(values).all() else np.where(np.isfinite(values), values, 0.0)
         for name, values in vectors.items()
     }
     largest = max(float(np.max(np.abs(finite[name]), initial=0)) for name in ("whole", "parts"))
     exponent = math.frexp(largest)[1]
-    scaled = replace(measured, **{name: np.ldexp(values, -exponent) for name, values in finite.items()})
-    return scaled, Yardstick.of(scaled)
+    if abs(exponent) > LARGE_EXPONENT:  # else not copied
+        finite = {name: np.ldexp(values, -exponent) for name, values in finite.items()}
+    computable = replace(measured, **finite)
+    return computable, Yardstick.of(computable)
+
+
+def _relative(distance: Vector, right: Vector) -> float:
+    """The largest distance, as a share of the largest element: 0.5 for half of the right gradient."""
+    most, largest = float(np.max(distance, initial=0)), float(np.max(np.abs(right), initial=0))
+    if largest == 0:
+        return math.inf if most else 0.0
+    return most / largest
 
 
 def _line(measured: Measured, case: Case, overall: Verdict, name: str) -> ParameterLine:
@@ -115,13 +107,9 @@ def _line(measured: Measured, case: Case, overall: Verdict, name: str) -> Parame
         np.isfinite(rows[..., where]).all() for rows in (measured.stepped, measured.whole, measured.parts)
     ):
         return ParameterLine(name, Verdict.NOT_FINITE, None, (), math.inf)
-    bound = case.yardstick.bound[where]
-    distance = np.max(np.abs(case.measured.stepped[:, where] - case.yardstick.right[where]), axis=0)
-    far = distance > bound
-    allowed = np.where(bound > 0, bound, 1.0)
-    difference = measured.tolerance * float(
-        np.max(np.where(bound > 0, distance / allowed, np.where(far, np.inf, 0.0)), initial=0)
-    )
+    distance = case.distance(where)
+    far = distance > case.yardstick.bound[where]
+    difference = _relative(distance, case.yardstick.right[where])
     if overall is Verdict.ZERO:
         return ParameterLine(name, overall, None, (), difference)
     if any(name in names for names in measured.missing) and far.any():

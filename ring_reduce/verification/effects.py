@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 
-from ring_reduce.verification.factors import matches
-from ring_reduce.verification.measured import Measured
+from .factors import matches
+from .measured import Measured
 
 # By symbol: the mistake, and what to do about it.
 _MEANINGS: dict[str, tuple[str, str]] = {

@@ -15,8 +15,9 @@ B, B/n   global batch in samples; batch of a rank, where all are equal
 T, T/n   the same in counted tokens, where a count is not a number of samples
 =======  ============================================================================================
 
-Sizes that are 1 name nothing. With n = 2, N = 3 and m = 5 no two products are equal; with n = N = 4 many are, and
-nothing but another run can tell them apart. So all of the simplest are named and none is picked.
+Sizes that are 1 name nothing, but for k: a group of 1 that was divided by N is short all the same. With n = 2, N = 3
+and m = 5 no two products are equal; with n = N = 4 many are, and nothing but another run can tell them apart. So all of
+the simplest are named and none is picked.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ring_reduce.verification.measured import Sizes
+from .measured import Sizes
 
 SYMBOLS = ("n", "N", "k", "K", "m", "c", "B", "T")  # in the order in which a product is written
 MOST_ATOMS = 3  # of a product; more name nothing that anybody did
@@ -126,7 +127,9 @@ def _products(sizes: Sizes) -> tuple[_Product, ...]:
                 for base, times in roots[symbol].items():
                     root[base] += exponent * times
             key = frozenset(
-                (base, exponent) for base, exponent in root.items() if exponent and values[base] != 1
+                (base, exponent)
+                for base, exponent in root.items()
+                if exponent and (values[base] != 1 or base == "k")
             )
             if key and key not in products:
                 value = math.prod(float(values[symbol]) ** exponent for symbol, exponent in powers.items())
@@ -153,7 +156,8 @@ def _values(sizes: Sizes) -> tuple[dict[str, int], dict[str, str]]:
     }
     found = {symbol: value for symbol, value in values.items() if value}
     where = {symbol: f"{symbol} = {value}" for symbol, value in found.items()}
-    words = dict.fromkeys("kK", " micro-batches") | dict.fromkeys("cT", " tokens")
+    where |= {"k": _micro_batches(ran)} if short and ran else {}
+    words = {"K": " micro-batches"} | dict.fromkeys("cT", " tokens")
     words |= {"N": " planned" if short else "", "m": "" if _common(samples) else " at most"}
     return found, {symbol: text + words.get(symbol, "") for symbol, text in where.items()}
 
@@ -162,6 +166,8 @@ def _roots(values: dict[str, int], sizes: Sizes) -> dict[str, Counter[str]]:
     """What each size is made of by definition: B = n N m, if all micro-batches are equal."""
     roots = {symbol: Counter({symbol: 1}) for symbol in values}
     groups = Counter({"K": 1} if "K" in values else {"n": 1, "k" if "k" in values else "N": 1})
+    if values.get("k") == 1:
+        del groups["k"]  # B/n is m then, and no second name
     if _common(itertools.chain(*sizes.samples)) is not None:
         roots["B"] = groups + Counter({"m": 1})
     if "c" in values:
@@ -175,7 +181,7 @@ def _atoms(values: dict[str, int], sizes: Sizes) -> list[_Atom]:
     equal = _common(itertools.chain(*sizes.samples)) is not None
     atoms = [_Atom(("n",)), _Atom(("N",))]
     if "k" in values:
-        atoms.append(_Atom(("k",), ("N",), f"k = {values['k']} micro-batches of N = {planned} planned"))
+        atoms.append(_Atom(("k",), ("N",), f"{_micro_batches(values['k'])} of N = {planned} planned"))
         atoms.append(_Atom(("k",)))
     elif "K" in values:
         atoms.append(
@@ -224,6 +230,10 @@ def _plausible(powers: Counter[str], atoms: int) -> bool:
         abs(power) <= 1 or (abs(power) == 2 and symbol in SQUARED and atoms <= 2)
         for symbol, power in powers.items()
     )
+
+
+def _micro_batches(ran: int) -> str:
+    return f"k = {ran} micro-batch{'es' * (ran != 1)}"
 
 
 def _exponents(atom: _Atom) -> Iterable[tuple[str, int]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import VerifyError
+from ring_reduce.errors import VerifyError
 
 MODULE_NAME = "ring_reduce_verified_file"
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .errors import VerifyError
+from ring_reduce.errors import VerifyError
+
 from .measured import Vector
 
 
@@ -22,7 +23,7 @@ class Fingerprint:
     name: str
     description: str  # shape and type
     digest: bytes
-    norm: float
+    norm: float = field(compare=False)  # for people; the digest says whether values are equal, NaN too
 
 
 class Layout:

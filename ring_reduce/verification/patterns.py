@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ring_reduce.verification.measured import Sizes, Vector
+from .measured import Sizes, Vector
 
 Weights = tuple[
     tuple[float, ...], ...

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ring_reduce.verification.measured import Measured
-from ring_reduce.verification.patterns import Weights, patterns
-from ring_reduce.verification.verdict import Case, Finding, Verdict, listed, spans
-from ring_reduce.verification.wording import (
+from .measured import Measured
+from .patterns import Weights, patterns
+from .verdict import Case, Finding, Verdict, listed, spans
+from .wording import (
     apart,
     factor_in_words,
     look_inside,

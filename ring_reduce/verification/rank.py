@@ -11,10 +11,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ring_reduce.errors import text_of
+from ring_reduce.errors import VerifyError, text_of
 
 from .collect import Request, verify_step
-from .errors import VerifyError
 from .file import Orders, UserFile, load_file
 from .report import Report
 from .state import SEED

@@ -17,9 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ring_reduce.errors import PeerLost, RingAborted, RingClosed, RingTimeout, text_of
-
-from .errors import VerifyError
+from ring_reduce.errors import VerifyError, is_echo, text_of
 
 WAIT_S = 1800.0  # for the slowest rank, as torch.distributed's own default
 _GRACE_S = 3.0  # for the rank that an error came from to say so first, and for the others to hear
@@ -134,7 +132,7 @@ class GroupRanks(Ranks):
     def _report(self, what: str, error: BaseException) -> str:
         """Tells the others of an error of this rank, and returns the text that all raise: that of the first to fail."""
         try:
-            if _is_echo(error):
+            if is_echo(error):
                 self._wait_for(["failure"], _GRACE_S)
             if not self._store.check(["failure"]) and self._store.add("failures", 1) == 1:
                 self._store.set("failure", _text(self, what, error))
@@ -189,13 +187,6 @@ def _text(ranks: Ranks, what: str, error: BaseException) -> str:
     return (
         str(error) if isinstance(error, VerifyError) else f"rank {ranks.rank}: {what} raised {text_of(error)}"
     )
-
-
-def _is_echo(error: BaseException) -> bool:
-    """Whether an error likely says what happened to another rank. Errors of a hook come wrapped by torch."""
-    kinds = (PeerLost, RingAborted, RingClosed, RingTimeout)
-    signs = (*(kind.__name__ for kind in kinds), "gloo/transport", "Connection closed by peer")
-    return isinstance(error, kinds) or any(sign in str(error) for sign in signs)
 
 
 class ThreadSettings:

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ring_reduce.errors import VerifyError
+
 from .batches import concatenate
-from .errors import VerifyError
 from .layout import Layout
 from .measured import Vector
 from .state import SEED, alone
@@ -44,18 +45,14 @@ class Part:
     count: int
     loss: float
 
-    @property
-    def summed(self) -> Vector:
-        """The gradient of the summed loss."""
-        return self.gradient * self.count
-
 
 @dataclass(frozen=True)
 class Reference:
     """What one process makes of the data of all ranks."""
 
     whole: Part
-    parts: tuple[Part, ...]
+    parts: Vector  # [K, P] gradients of the summed losses of the micro-batches
+    counts: tuple[int, ...]  # of the micro-batches
     suspects: tuple[str, ...]
 
 
@@ -69,9 +66,11 @@ def compute_reference(
     """
     batch = concatenate([each.batch for each in micro_batches], [each.label for each in micro_batches])
     _check_repeatable(model, losses, micro_batches, tolerance)
-    parts = tuple(_part(model, losses, each, layout) for each in micro_batches)
+    parts = np.zeros((len(micro_batches), layout.length))
+    counts = tuple(
+        _write_part(row, model, losses, each, layout) for row, each in zip(parts, micro_batches, strict=True)
+    )
     whole = _mean_gradient(model, losses, batch, layout, "the whole batch")
-    counts = [part.count for part in parts]
     if sum(counts) != whole.count:
         raise VerifyError(
             f"losses() returned {whole.count} losses for the whole batch, but {' + '.join(map(str, counts))} = "
@@ -83,13 +82,16 @@ def compute_reference(
         batches = [each.batch for each in micro_batches if each.samples]
         with contextlib.suppress(Exception):  # the verdict can do without them
             suspects = find_suspects(model, losses, batch, batches, tolerance)
-    return Reference(whole, parts, suspects)
+    return Reference(whole, parts, counts, suspects)
 
 
-def _part(model: nn.Module, losses: Losses, each: MicroBatch, layout: Layout) -> Part:
+def _write_part(row: Vector, model: nn.Module, losses: Losses, each: MicroBatch, layout: Layout) -> int:
+    """The gradient of the micro-batch's summed loss, into ``row`` of zeros. Returns the count."""
     if each.samples == 0:  # many modules refuse it
-        return Part(np.zeros(layout.length), 0, 0.0)
-    return _mean_gradient(model, losses, each.batch, layout, each.label)
+        return 0
+    part = _mean_gradient(model, losses, each.batch, layout, each.label)
+    np.multiply(part.gradient, part.count, out=row)
+    return part.count
 
 
 def _mean_gradient(model: nn.Module, losses: Losses, batch: Any, layout: Layout, label: str) -> Part:
@@ -145,10 +147,12 @@ def _check_repeatable(
         )
 
 
-def _adds_up(whole: Part, parts: Sequence[Part], tolerance: float) -> bool:
+def _adds_up(whole: Part, parts: Vector, tolerance: float) -> bool:
     """Whether no element of the gradient of the whole batch is more than the sum of its parts."""
     if whole.count == 0:
         return True
-    summed = np.array([part.summed for part in parts]) / whole.count
-    bound = tolerance * (np.abs(whole.gradient) + np.abs(summed).sum(axis=0))
-    return not np.any(np.abs(summed.sum(axis=0) - whole.gradient) > bound)
+    gap, size = -whole.gradient, np.abs(whole.gradient)
+    for part in parts:  # one after the other, for the sake of memory
+        gap += part / whole.count
+        size += np.abs(part) / whole.count
+    return not np.any(np.abs(gap) > tolerance * size)

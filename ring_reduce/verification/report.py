@@ -19,31 +19,21 @@ WIDTH = 100
 MOST_LINES = 40  # parameters in the table; all are in to_dict()
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, kw_only=True)
+class Report(Diagnosis):
     """The check of one step, the same on every rank. ``print(report)`` shows all of it."""
 
-    verdict: Verdict
-    right: bool  # False where nothing could be told, too; see exit_status
-    exit_status: int  # 0: right, 1: wrong, 2: could not tell
-    factor: float | None  # the gradient is this times the right one; None if no factor describes it
-    names: tuple[str, ...]  # of the factor: "1/n (n = 8)"; several where sizes can't tell them apart
-    weights: (
-        tuple[tuple[float, ...], ...] | None
-    )  # of one count, by rank and micro-batch; right is 1/total count
-    text: str  # what the gradient is, why, and what to do
-    remedy: str  # what to do, by itself; empty where nothing is
-    notes: tuple[str, ...]
-    parameters: tuple[ParameterLine, ...]
     elements: tuple[int, ...]  # of each parameter
     compared: int  # elements of all parameters that were compared
     norm: float  # of the compared elements of rank 0's gradient
     right_norm: float  # of the right one's
-    difference: float  # the largest relative one
     tolerance: float
     sizes: Sizes
-    logged: str  # a sentence on the logged loss; empty without one
-    effects: tuple[str, ...]  # what the factor does to Adam, weight decay and clipping
+
+    @property
+    def exit_status(self) -> int:
+        """0: right, 1: wrong, 2: could not tell."""
+        return {True: RIGHT, False: WRONG, None: COULD_NOT_TELL}[self.right]
 
     def __str__(self) -> str:
         """The verdict, the sizes, a table of the parameters, and what follows."""
@@ -106,9 +96,9 @@ class Report:
         wrong = [row for row in rows if row[0].verdict is not Verdict.RIGHT]
         chosen = rows if len(rows) <= MOST_LINES else (wrong or rows)[:MOST_LINES]
         cells: list[tuple[str, ...]] = [
-            ("parameter", "elements", "largest relative difference", "factor", "verdict")
+            ("parameter", "elements", "max|g - right| / max|right|", "factor", "verdict")
         ]
-        cells += [_cells(line, elements) for line, elements in chosen]
+        cells += [_cells(line, elements, self.tolerance) for line, elements in chosen]
         lines = _align(cells)
         if len(chosen) < len(rows):
             rest = len(wrong) - sum(line.verdict is not Verdict.RIGHT for line, _ in chosen)
@@ -118,34 +108,23 @@ class Report:
 
 def make_report(measured: Measured, diagnosis: Diagnosis, elements: Sequence[int]) -> Report:
     """``elements`` are those of each parameter, of which ``measured`` may have a sample."""
-    status = {True: RIGHT, False: WRONG, None: COULD_NOT_TELL}[diagnosis.right]
     return Report(
-        verdict=diagnosis.verdict,
-        right=diagnosis.right is True,
-        exit_status=status,
-        factor=diagnosis.factor,
-        names=diagnosis.names,
-        weights=diagnosis.weights,
-        text=diagnosis.text,
-        remedy=diagnosis.remedy,
-        notes=diagnosis.notes,
-        parameters=diagnosis.parameters,
+        **vars(diagnosis),
         elements=tuple(elements),
         compared=measured.ends[-1],
         norm=float(np.linalg.norm(measured.stepped[0])),
         right_norm=float(np.linalg.norm(measured.whole)),
-        difference=diagnosis.difference,
         tolerance=measured.tolerance,
         sizes=measured.sizes,
-        logged=diagnosis.logged,
-        effects=diagnosis.effects,
     )
 
 
-def _cells(line: ParameterLine, elements: int) -> tuple[str, ...]:
+def _cells(line: ParameterLine, elements: int, tolerance: float) -> tuple[str, ...]:
     factor = "" if line.factor is None else f"{line.factor:.4g}"
     verdict = line.verdict.value + "".join(f" = {name}" for name in line.names if name != "1")
-    return line.name, f"{elements:,}", f"{line.difference:.1e}", factor, verdict
+    if line.verdict is Verdict.RIGHT and line.difference > tolerance:
+        verdict += ": rounding, all of it cancels"
+    return line.name, f"{elements:,}", f"{line.difference:.2g}", factor, verdict
 
 
 def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:

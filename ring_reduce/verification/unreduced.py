@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ring_reduce.verification.measured import Vector
-from ring_reduce.verification.patterns import own_patterns
-from ring_reduce.verification.verdict import Case, Finding, Verdict, listed
-from ring_reduce.verification.weighting import weights_among
-from ring_reduce.verification.yardstick import Mask
+from .measured import Vector
+from .patterns import own_patterns
+from .verdict import Case, Finding, Verdict, listed
+from .weighting import weights_among
+from .yardstick import Mask
 
 
 def ranks_differ(case: Case) -> Finding | None:
@@ -24,9 +24,9 @@ def ranks_differ(case: Case) -> Finding | None:
     remedy = _repair(case, where)
     if here:
         remedy += "; see whether DDP ignores these parameters, or they were used after the reduction"
-    own = _own(case, where) or _added_after(case, where)
+    own = _own(case, where)
     if own is None:
-        text += f", and their own micro-batches do not explain it{_factors(case)}"
+        text += ", and their own micro-batches do not explain it"
         return Finding(Verdict.UNKNOWN, f"{text}; {remedy}", remedy)
     return Finding(Verdict.NOT_REDUCED, f"{text}: {own}; {remedy}", remedy)
 
@@ -49,39 +49,6 @@ def _own(case: Case, where: Mask) -> str | None:
     if alone:
         return f"{listed(f'rank {rank}' for rank in alone)} has its own micro-batches only, and the others do not"
     return None
-
-
-def _added_after(case: Case, where: Mask) -> str | None:
-    """Micro-batches that weigh otherwise on their own rank than on the others: they came after the reduction."""
-    owner, ranks, stepped = _owner(case), range(case.sizes.world), case.measured.stepped
-    everything = np.ones(len(owner), np.bool_)
-    weights = [weights_among(case.yardstick, stepped[rank], everything, where) for rank in ranks]
-    found = np.array([w for w in weights if w is not None])
-    if len(found) < len(ranks):
-        return None
-    odd: list[str] = []
-    for k, rank in enumerate(owner):
-        others = np.delete(found[:, k], rank)
-        if abs(found[rank, k] - others.mean()) > 0.1 * np.abs(found).max():
-            odd.append(f"micro-batch {k - int(np.argmax(owner == rank))} of rank {rank}")
-    if not 0 < len(odd) < len(owner):
-        return None
-    return f"of other weight on its own rank, as if added after the reduction: {listed(odd)}"
-
-
-def _factors(case: Case) -> str:
-    """How the ranks' gradients compare with rank 0's, if they are multiples of it."""
-    first, others = case.gradient, case.measured.stepped[1:]
-    square = float(first @ first)
-    if square == 0 or not case.yardstick.proves(1):
-        return ""
-    size = float(np.linalg.norm(first) / np.linalg.norm(case.yardstick.magnitude))
-    found = [float(other @ first) / square for other in others]
-    pairs = zip(found, others, strict=True)
-    if not all(case.yardstick.agree(other, f * first, 2 * size * max(abs(f), 1)) for f, other in pairs):
-        return ""
-    said = listed(f"{f:.4g} (rank {rank})" for rank, f in enumerate(found, start=1))
-    return f": they are multiples of rank 0's, {said}, as if each rank scaled or clipped its own"
 
 
 def _repair(case: Case, where: Mask) -> str:

@@ -9,10 +9,10 @@ from functools import cached_property
 
 import numpy as np
 
-from ring_reduce.verification import factors, weighting
-from ring_reduce.verification.measured import Measured, Sizes, Vector
-from ring_reduce.verification.patterns import Weights
-from ring_reduce.verification.yardstick import Mask, Yardstick
+from . import factors, weighting
+from .measured import Measured, Sizes, Vector
+from .patterns import Weights
+from .yardstick import Mask, Yardstick
 
 MOST_LISTED = 6  # names in a sentence
 
@@ -34,16 +34,20 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The answer to one question about a case. Fields as in ``diagnosis.Diagnosis``."""
+    """The answer to one question about a case."""
 
     verdict: Verdict
-    text: str
-    remedy: str = ""
-    right: bool | None = False
-    factor: float | None = None
-    names: tuple[str, ...] = ()
-    weights: Weights | None = None
-    notes: tuple[str, ...] = ()
+    text: str  # what the gradient is, why, and what to do: one sentence
+    remedy: str = ""  # what to do, once more; empty if nothing
+    right: bool | None = False  # None: could not tell
+    factor: float | None = (
+        None  # the gradient is this times the right one; BATCH_DEPENDENT: times sum(parts) / T
+    )
+    names: tuple[
+        str, ...
+    ] = ()  # of the factor: "1/n (n = 8)"; all of the simplest, where sizes can't tell them apart
+    weights: Weights | None = None  # of one count, where right is 1/T
+    notes: tuple[str, ...] = ()  # sentences that qualify the verdict
 
 
 @dataclass(frozen=True)
@@ -94,8 +98,15 @@ class Case:
 
     def right_in(self, where: slice) -> bool:
         """Whether every rank's gradient is right at these elements."""
-        distance = np.abs(self.measured.stepped[:, where] - self.yardstick.right[where])
-        return bool(np.all(distance <= self.yardstick.bound[where]))
+        return bool(np.all(self.distance(where) <= self.yardstick.bound[where]))
+
+    def distance(self, where: slice) -> Vector:
+        """How far the rank that is farthest from the right gradient is from it, at each of these elements."""
+        right = self.yardstick.right[where]
+        farthest = np.zeros_like(right)
+        for gradient in self.measured.stepped:  # one after the other, for the sake of memory
+            np.maximum(farthest, np.abs(gradient[where] - right), out=farthest)
+        return farthest
 
     def named(self, factor: float) -> tuple[factors.Name, ...]:
         """The names of a factor, within the tolerance."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ring_reduce.verification.measured import Sizes, Vector
-from ring_reduce.verification.patterns import Pattern, Weights, patterns
-from ring_reduce.verification.yardstick import Mask, Yardstick
+from .measured import Sizes, Vector
+from .patterns import Pattern, Weights, patterns
+from .yardstick import Mask, Yardstick
 
 MOST_ROWS = 20_000  # for least squares; what comes of it is checked against every element
 CLEAR = 0.1  # weights are told if rounding could move them by less than this share of the largest
@@ -132,7 +132,9 @@ def least_squares(yardstick: Yardstick, gradient: Vector, columns: Vector, where
 def _fit_groups(yardstick: Yardstick, gradient: Vector, groups: list[int]) -> tuple[Weighting | None, str]:
     """One weight for all micro-batches of a group; ``groups`` [K] numbers them."""
     index = np.array(groups)
-    columns = np.array([yardstick.parts[index == group].sum(axis=0) for group in range(max(groups) + 1)])
+    columns, number = yardstick.parts, max(groups) + 1
+    if number < len(index):
+        columns = np.array([yardstick.parts[index == group].sum(axis=0) for group in range(number)])
     fit = least_squares(yardstick, gradient, columns)
     if fit.weights is None:
         return None, fit.obstacle

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from ring_reduce.verification import factors
-from ring_reduce.verification.effects import meaning
-from ring_reduce.verification.measured import Measured
-from ring_reduce.verification.verdict import Case, listed
-from ring_reduce.verification.weighting import Weighting, describe
+from . import factors
+from .effects import meaning
+from .measured import Measured
+from .verdict import Case, listed
+from .weighting import Weighting, describe
 
 
 def factor_in_words(case: Case, found: float) -> tuple[tuple[str, ...], str, str]:
@@ -43,7 +43,10 @@ def _unnamed_remedy(factor: float, tolerance: float) -> str:
     power = math.log2(abs(factor))
     if power > 1 and math.isclose(power, round(power), abs_tol=tolerance):
         return "look for a power of two that is left in, such as GradScaler's scale: unscale before the step"
-    return "look for a number that the loss or the gradient is multiplied by"
+    return (
+        "return before clip_grad_norm_, if the step clips; else look for a number that the loss or the gradient is "
+        "multiplied by"
+    )
 
 
 def apart(names: tuple[str, ...]) -> str:

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from ring_reduce.verification.measured import Measured, Sizes, Vector
+from .measured import Measured, Sizes, Vector
 
 Mask = npt.NDArray[np.bool_]  # [P]
 

@@ -1,13 +1,16 @@
 """Starts ranks as processes, passes on what they say, and leaves nothing running whatever happens. Free of torch.
 
-The parent holds one end of a socket to each rank, so that the death of either side ends the other's wait. As in the
-demo's launcher, signals are held back while a rank starts.
+Not multiprocessing: a Ctrl-C that hits one of its children before that has read its arguments leaves the parent writing
+them for ever. Here the parent holds one end of a socket to each rank, so that the death of either side ends the other's
+wait.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import importlib
+import math
 import os
 import shutil
 import signal
@@ -22,9 +25,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from ring_reduce.errors import text_of
-
-from .errors import VerifyError
+from ring_reduce.errors import VerifyError, is_echo, text_of
 
 GRACE_SECONDS = 5.0  # after the first failure: for other ranks to say theirs, which may be the cause
 END_SECONDS = 5.0  # between SIGTERM and SIGKILL
@@ -47,22 +48,33 @@ class Doing:
     text: str
 
 
+class Severity(enum.IntEnum):
+    """Of several failures the least is the likely cause."""
+
+    SILENT = 0  # ended without a word
+    ERROR = 1
+    TOLD = 2  # the same text on every rank, without a traceback
+    ECHO = 3  # says what happened to another rank
+
+
 @dataclass(frozen=True)
 class Failure:
     """How a rank ended."""
 
     rank: int
-    text: str
+    text: str  # begins with who failed
     details: str = ""  # the traceback of code that is not ours
-    silent: bool = False  # ended without a word, which is the likely cause of what the others say
+    severity: Severity = Severity.ERROR
 
 
 class RanksFailed(RuntimeError):
-    """A rank failed; the text is the likely cause, with its traceback."""
+    """A rank failed; the text starts with the likely cause and its traceback, and names what the others said."""
 
     def __init__(self, failures: list[Failure]) -> None:
-        cause = max(failures, key=lambda failure: (failure.silent, bool(failure.details)))
-        super().__init__("\n".join(part for part in (cause.text, cause.details.rstrip()) if part))
+        cause = min(failures, key=lambda failure: failure.severity)
+        others = dict.fromkeys(each.text.splitlines()[0] for each in failures if each.text != cause.text)
+        lines = [cause.text, cause.details.rstrip(), *(f"then {other}" for other in others)]
+        super().__init__("\n".join(line for line in lines if line))
 
 
 @dataclass
@@ -74,9 +86,18 @@ class _Rank:
 
 
 def run_ranks(
-    world: int, main: str, argument: Any, folder: str, *, timeout: float, show: Callable[[str], None]
+    world: int,
+    main: str,
+    argument: Any,
+    folder: str,
+    *,
+    timeout: float | None,
+    show: Callable[[str], None],
 ) -> Any:
-    """Runs ``main`` on every rank and returns what rank 0's returned. Raises RanksFailed if any fails or is late."""
+    """Runs ``main`` on every rank and returns what rank 0's returned. Raises RanksFailed if any fails or is late.
+
+    ``show`` is told what rank 0 is at.
+    """
     ranks: list[_Rank] = []
     try:
         with _signals_held_back():
@@ -95,7 +116,9 @@ def run_ranks(
 def _signals_held_back() -> Iterator[None]:
     """No signal raises between the start of a rank and its entry in the list of those to end.
 
-    Ranks inherit the mask: Ctrl-C then reaches this process alone, which ends them without their tracebacks.
+    Ranks inherit the mask: Ctrl-C then reaches this process alone, which ends them without their tracebacks. A session
+    of their own would do that too, but Linux schedules each session as a group, and a rank that yields while it waits
+    would then yield to no other rank.
     """
     received: list[int] = []
     before = {}
@@ -122,7 +145,7 @@ def _start(rank: int) -> _Rank:
         process = subprocess.Popen(
             [sys.executable, "-c", code],
             stdin=subprocess.DEVNULL,
-            stdout=2,  # what the user's file prints is no part of the report
+            stdout=2,  # what a rank prints is no part of the report
             pass_fds=[theirs.fileno()],
         )
     return _Rank(rank, process, ours)
@@ -146,18 +169,18 @@ def rank_main(descriptor: int) -> None:
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(
-        status
-    )  # not through destructors, which may wait for a rank that has failed, and for torch's take seconds
+    # Not through destructors, which may wait for a rank that has failed, and for torch's take seconds.
+    os._exit(status)
 
 
 def _failure_of(rank: int, error: BaseException) -> Failure:
     """An error of verify says all there is; of any other, and of the one behind it, the traceback is wanted."""
     if not isinstance(error, VerifyError):
-        return Failure(rank, f"rank {rank}: {text_of(error)}", traceback.format_exc())
+        severity = Severity.ECHO if is_echo(error) else Severity.ERROR
+        return Failure(rank, f"rank {rank} failed: {text_of(error)}", traceback.format_exc(), severity)
     cause = error.__cause__
     if cause is None or isinstance(cause, VerifyError):
-        return Failure(rank, str(error))
+        return Failure(rank, str(error), severity=Severity.TOLD)
     return Failure(rank, str(error), "".join(traceback.format_exception(cause)))
 
 
@@ -169,14 +192,15 @@ def _end_with_parent(messages: Connection[Any, Any], folder: str) -> None:
     os._exit(1)
 
 
-def _watch(ranks: list[_Rank], timeout: float, show: Callable[[str], None]) -> Any:
+def _watch(ranks: list[_Rank], timeout: float | None, show: Callable[[str], None]) -> Any:
     """Takes messages until every rank has ended, or a failure is explained."""
     running = list(ranks)
     results: dict[int, Any] = {}
     failures: dict[int, Failure] = {}
-    deadline = time.monotonic() + timeout
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
     while any(each.rank not in failures for each in running):
-        ready = wait([each.messages for each in running], max(0.0, deadline - time.monotonic()))
+        patience = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+        ready = wait([each.messages for each in running], patience)
         if not ready:
             if not failures:
                 late = "; ".join(f"rank {each.rank} is at: {each.doing}" for each in running)
@@ -222,7 +246,8 @@ def _silent_failure(each: _Rank) -> Failure:
     if status < 0:
         reason = f"ended by signal {-status} ({signal.Signals(-status).name})"
         reason += "; out of memory?" if status == -signal.SIGKILL else ""
-    return Failure(each.rank, f"rank {each.rank} {reason}, at: {each.doing}", silent=True)
+    text = f"rank {each.rank} failed: {reason}, at: {each.doing}"
+    return Failure(each.rank, text, severity=Severity.SILENT)
 
 
 def _end(ranks: list[_Rank]) -> None:
