@@ -37,7 +37,7 @@ class Accumulator:
             optimizer.step()
 
     Entering ``with`` drops gradients that are still there, and a DistributedDataParallel model does not synchronise
-    inside it. Afterwards gradients lie in the accumulator's memory and change with the next group: clone what you keep.
+    inside it. A gradient that you keep stays as it is: the next group then gets other memory.
     In a loop that can't be written so, call :meth:`reduce` at the end of a group, ``zero_grad()`` before the
     next, and wrap forward and backward of a DDP model in ``no_sync()``.
 
@@ -76,7 +76,9 @@ class Accumulator:
         self.normalization = normalization
         self.ring = ring
         self._synchronising = _synchronising(model, ring)
-        parameters = list(dict.fromkeys(model.parameters() if hasattr(model, "parameters") else model))
+        self._module: Any = model if hasattr(model, "parameters") else None
+        given: Any = model if self._module is None else self._module.parameters()
+        parameters = list(dict.fromkeys(given))
         self._sums = sums_of(parameters)
         self._left_out = [parameter for parameter in parameters if not parameter.requires_grad]
         for sums in self._sums:
@@ -92,7 +94,9 @@ class Accumulator:
         self._start()
 
     def _start(self) -> None:
-        self._count: Any = None
+        self._count: Any = None  # the sum of the counts so far
+        self._uncounted = 0  # micro-batches whose count is to come
+        self._count_follows = False  # it has come
         self._micro_batches = 0
         for sums in self._sums:
             sums.filled.clear()
@@ -125,9 +129,13 @@ class Accumulator:
             scale = value if weighted else one_if_counted(value) if on_device else 1.0
             if not self._agreed and self._micro_batches == 0:
                 self._first_gradient = sum(sums.gradient_sum() for sums in self._sums)
+            if self._micro_batches == 0:
+                for sums in self._sums:
+                    sums.begin()
             for sums in self._sums:
                 sums.take(scale, skip=not on_device and value == 0)
             self._micro_batches += 1
+            self._uncounted += count is None
             if count is not None:
                 self._count = value if self._count is None else self._count + value
 
@@ -143,6 +151,7 @@ class Accumulator:
                 )
             value = self._checked_count(count)
             self._count = value if self._count is None else self._count + value
+            self._count_follows = True
 
     def reduce(self) -> None:
         """Ends the group: ``p.grad`` becomes the divided gradient, the same on every rank; see :attr:`last`.
@@ -160,6 +169,9 @@ class Accumulator:
         self._last = None
         with abort_on_error(self.ring):
             self._refuse_what_was_not_added()
+            if self._micro_batches == 0:
+                for sums in self._sums:
+                    sums.begin()
             if self.ring is not None and not self._agreed:
                 parameters = [p.tensor for sums in self._sums for p in sums.parameters]
                 agree(self.ring, self.normalization, parameters, self._first_gradient)
@@ -175,8 +187,10 @@ class Accumulator:
         self._start()
 
     def reset(self) -> None:
-        """Drops what was accumulated since the last :meth:`reduce`."""
+        """Drops what was accumulated since the last :meth:`reduce`, and gradients that were not added yet."""
         self._start()
+        for sums in self._sums:
+            sums.clear_gradients()
 
     def __enter__(self) -> Accumulator:
         if self._inside is not None:
@@ -230,13 +244,23 @@ class Accumulator:
                 "a parameter has a gradient that did not require one when the accumulator was made, and would not be "
                 "divided; make a new accumulator after unfreezing"
             )
-        if any(module.require_forward_param_sync for module in self._synchronising):  # as of the last forward
+        # As of the last forward. Inside `with` it is off, and the flag old if the forward went past DDP's module.
+        if self._inside is None and any(module.require_forward_param_sync for module in self._synchronising):
             raise RuntimeError(
                 "DistributedDataParallel has reduced this micro-batch's gradient, and it would be done again: "
                 "wrap forward and backward in model.no_sync(), or use `with accumulator:`"
             )
 
     def _refuse_what_was_not_added(self) -> None:
+        if self._module is not None:
+            known = {id(p.tensor) for sums in self._sums for p in sums.parameters} | set(
+                map(id, self._left_out)
+            )
+            if any(id(parameter) not in known for parameter in self._module.parameters()):
+                raise RuntimeError(
+                    "the model has parameters that it did not have when the accumulator was made (added, or "
+                    "replaced by load_state_dict(assign=True)); make a new accumulator"
+                )
         if any(sums.not_taken() for sums in self._sums):
             raise RuntimeError(
                 f"a gradient was not added ({self._micro_batches} micro-batches were): call accumulator.add() after "
@@ -250,9 +274,9 @@ class Accumulator:
             return DIVIDE_BY_COUNT, float(self._micro_batches)
         if not self.normalization.uses_count:
             return self.normalization, None
-        if self._count is None and self._micro_batches:
+        if self._uncounted and not self._count_follows:
             raise CountError(
-                f"{self._micro_batches} micro-batches under {self.normalization!r} have no count; pass it to add(), "
+                f"{self._uncounted} micro-batches under {self.normalization!r} have no count; pass it to add(), "
                 f"or call add_count() before reduce()"
             )
         return DIVIDE_BY_COUNT, 0.0 if self._count is None else self._count

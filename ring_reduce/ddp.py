@@ -38,6 +38,7 @@ class RingHookState:
         self._pending: float | None = None  # added, not yet used
         self._in_use: float | None = None  # of the backward that is being reduced
         self.reductions = 0  # backwards reduced so far
+        self.warned = 0  # the last of them that was followed by a warning of gradients not zeroed
         self._buckets: list[_Bucket] = []  # of the last reduced backward
 
     def add_count(self, count: Any) -> None:
@@ -133,9 +134,8 @@ def ring_hook(state: RingHookState, bucket):  # type: ignore[no-untyped-def]
 def attach(model: Any, ring: Ring, normalization: Normalization) -> RingHookState:
     """Makes a DistributedDataParallel model reduce its gradients over ``ring``; returns the hook's state.
 
-    From then on a backward on gradients that were reduced and not zeroed since raises ``RuntimeError``, on all ranks,
-    unless ``normalization`` is a mean: the old gradient would be summed over the ranks a second time. It is seen where
-    the model's output is a tensor, or tensors in lists, tuples, dicts or other pytrees of torch. The bare hook
+    From then on a backward that adds to gradients which were reduced and not zeroed since warns, unless
+    ``normalization`` is a mean: the old gradient would be summed over the ranks a second time. The bare hook
     can't see it.
 
     Raises ``TypeError`` if ``model`` is not wrapped in DDP, and ``ValueError`` if its ranks are not those of the ring

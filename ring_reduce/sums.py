@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from .normalization import Normalization
 from .passes import Sum, passes_for
 from .ring import Ring
 
+FLOATS = ("float64", "float32", "float16", "bfloat16")
 _ALIGN = 32  # elements: parameters start on lines of 128 bytes, so that passes read whole vectors
 
 
@@ -29,30 +31,53 @@ class Sums:
     """
 
     def __init__(self, tensors: list[Any], dtype: Any, device: Any) -> None:
+        self.type_name = str(dtype).removeprefix("torch.")
+        self._tensors, self._dtype, self._device = tensors, dtype, device
+        self._used: list[bool] = []  # which parameters have a gradient of the last group, on any rank
+        self.filled: set[int] = set()  # parameters whose sum is of this group
+        self._passes = passes_for(device)
+        self._lent: list[weakref.ref[Any]] = []  # gradients of the last group that lie in the sums
+        self._allocate()
+
+    def _allocate(self) -> None:
         import torch
 
         begins, end = [], 0
-        for tensor in tensors:
+        for tensor in self._tensors:
             begins.append(end)
             end += -(-tensor.numel() // _ALIGN) * _ALIGN
-        self.type_name = str(dtype).removeprefix("torch.")
-        self.flat = torch.zeros(end + len(tensors), dtype=dtype, device=device)
+        self.flat = torch.zeros(end + len(self._tensors), dtype=self._dtype, device=self._device)
         self._has_gradient = self.flat[end:]
-        self._used: list[bool] = []  # the same of the last group, on any rank
-        parts = (
-            self.flat[begin : begin + tensor.numel()].view(tensor.shape)
-            for tensor, begin in zip(tensors, begins, strict=True)
-        )
+        parts = [
+            self.flat.as_strided(tensor.shape, _strides(tensor), begin)
+            for tensor, begin in zip(self._tensors, begins, strict=True)
+        ]
         self.parameters = [
             _Parameter(tensor, Sum(part, part.data_ptr(), part.numel()))
-            for tensor, part in zip(tensors, parts, strict=True)
+            for tensor, part in zip(self._tensors, parts, strict=True)
         ]
-        self.filled: set[int] = set()  # parameters whose sum is of this group
-        self._passes = passes_for(device)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError("an accumulator can't be copied or pickled: make a new one for the copy of the model")
+
+    def __reduce__(self) -> Any:
+        return self.__deepcopy__(None)
 
     def clear_gradients(self) -> None:
         for parameter in self.parameters:
             parameter.tensor.grad = parameter.given = None
+
+    def begin(self) -> None:
+        """Before the first micro-batch: the sums are free, or made anew if somebody keeps a gradient in them."""
+        import torch
+
+        for parameter in self.parameters:
+            parameter.given = None
+        if any(gradient() is not None for gradient in self._lent):
+            self._allocate()
+        elif not self.flat.is_inference():
+            torch.autograd.graph.increment_version(self.flat)  # for a graph that has saved one
+        self._lent = []
 
     def any_gradient(self) -> bool:
         """Whether a parameter has a gradient."""
@@ -84,7 +109,7 @@ class Sums:
             )
             self.filled.update(taken)
         for index in taken:
-            self.parameters[index].tensor.grad = self.parameters[index].given = None
+            self.parameters[index].tensor.grad = None
 
     def reduce(self, ring: Ring | None, normalization: Normalization, count: Any) -> Any:
         """Divides the sums, over the ranks if there is a ring. Returns the total count, 0 if there is none."""
@@ -112,7 +137,8 @@ class Sums:
         for parameter in narrow:
             parameter.given = torch.empty_like(parameter.sum.tensor, dtype=parameter.tensor.dtype)
         for parameter in wide:
-            parameter.given = parameter.sum.tensor
+            parameter.given = parameter.sum.tensor.detach()  # a tensor of its own, whose end can be seen
+            self._lent.append(weakref.ref(parameter.given))
         if not isinstance(divisor, float) or divisor != 1.0:
             self._passes.divide([p.given for p in self.parameters], [p.sum for p in self.parameters], divisor)
         elif narrow:
@@ -137,8 +163,12 @@ def sums_of(parameters: Iterable[Any]) -> list[Sums]:
             )
         if not parameter.requires_grad:
             continue
-        if not parameter.dtype.is_floating_point:
-            raise TypeError(f"a parameter is {parameter.dtype}; an accumulator takes floating types")
+        if str(parameter.dtype).removeprefix("torch.") not in FLOATS:
+            raise TypeError(f"a parameter is {parameter.dtype}; an accumulator takes {', '.join(FLOATS)}")
+        if type(parameter).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            raise TypeError(
+                f"a parameter is a {type(parameter).__name__}, which stands for other tensors; accumulate what it wraps"
+            )
         dtype = torch.float64 if parameter.dtype == torch.float64 else torch.float32
         by_type.setdefault((dtype, parameter.device), []).append(parameter)
     if not by_type:
@@ -147,7 +177,7 @@ def sums_of(parameters: Iterable[Any]) -> list[Sums]:
 
 
 def _checked(parameter: _Parameter) -> Any:
-    """A parameter's gradient, contiguous. The passes trust its type and size."""
+    """A parameter's gradient, in the order of its sum. The passes trust its type, size and strides."""
     import torch
 
     gradient, part = parameter.tensor.grad, parameter.sum.tensor
@@ -160,4 +190,15 @@ def _checked(parameter: _Parameter) -> Any:
             f"{part.dtype} of shape {tuple(part.shape)} on {part.device}: the parameter has changed since the "
             f"accumulator was made; make a new one"
         )
-    return gradient.detach().resolve_neg().contiguous()
+    gradient = gradient.detach().resolve_neg()
+    if gradient.stride() == part.stride():
+        return gradient
+    return torch.empty_strided(part.shape, part.stride(), dtype=gradient.dtype).copy_(gradient)
+
+
+def _strides(tensor: Any) -> Sequence[int]:
+    """Those of the parameter, as autograd gives them to gradients and fused optimizers want them, if it has no gaps."""
+    import torch
+
+    strides: Sequence[int] = torch.empty_like(tensor, device="meta").stride()
+    return strides

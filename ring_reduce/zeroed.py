@@ -1,11 +1,10 @@
 """A watch for gradients that were reduced and not zeroed: a sum over ranks is not to be summed over ranks again."""
-# No annotations of torch's classes: they would have to be imported.
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
-from .ending import abort_on_error
 from .normalization import Kind
 
 if TYPE_CHECKING:
@@ -16,36 +15,34 @@ _IDEMPOTENT = (Kind.MEAN, Kind.WEIGHTED_MEAN)
 
 
 def watch(model: Any, state: RingHookState) -> None:
-    """Looks at the gradients of a DDP model when a backward begins, if one was reduced before."""
+    """Looks at each parameter of a DDP model when a backward is about to add to its gradient."""
     if state.normalization.kind not in _IDEMPOTENT:
-        model.register_forward_hook(_Watch(state).after_forward)
+        for name, parameter in model.module.named_parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(_Watch(state, name, parameter))
 
 
 class _Watch:
-    def __init__(self, state: RingHookState) -> None:
+    """Of one parameter. A warning and no error: a gradient that is thrown away, as a GAN's discriminator gets in the
+    step of its generator, may be wrong."""
+
+    def __init__(self, state: RingHookState, name: str, parameter: Any) -> None:
         self._state = state
-        self._looked_at = 0  # reductions that were followed by a look
+        self._name = name
+        self._parameter = parameter
+        self._seen = 0  # reductions that were followed by a look
 
-    def after_forward(self, model: Any, inputs: Any, output: Any) -> None:
-        """Not in the forward itself: many zero the gradients between forward and backward."""
-        import torch
-        from torch.utils._pytree import tree_leaves
-
-        if torch.is_grad_enabled():
-            for leaf in tree_leaves(output):
-                if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                    leaf.register_hook(lambda _: self._look(model))
-
-    def _look(self, model: Any) -> None:
-        """At the start of a backward: no parameter has got its gradient yet."""
-        if self._state.reductions == self._looked_at:
+    def __call__(self, gradient: Any) -> None:
+        if self._seen == self._state.reductions:
             return
-        with abort_on_error(self._state.ring):
-            for name, parameter in model.module.named_parameters():
-                if parameter.grad is not None and parameter.grad.count_nonzero() > 0:
-                    raise RuntimeError(
-                        f"rank {self._state.ring.rank}: the gradient of {name} was reduced by the last backward and "
-                        f"not zeroed: under {self._state.normalization!r} this one would sum it over the ranks again; "
-                        f"call optimizer.zero_grad() after each step, or accumulate under no_sync()"
-                    )
-        self._looked_at = self._state.reductions
+        self._seen = self._state.reductions
+        old = self._parameter.grad
+        if old is None or old.count_nonzero() == 0 or self._state.warned == self._seen:
+            return
+        self._state.warned = self._seen
+        warnings.warn(
+            f"rank {self._state.ring.rank}: the gradient of {self._name} was reduced by the last backward and not "
+            f"zeroed, and this one adds to it: under {self._state.normalization!r} it will be summed over the ranks "
+            f"again; call optimizer.zero_grad() after each step, or accumulate under no_sync()",
+            stacklevel=2,
+        )

@@ -235,3 +235,59 @@ def test_clipping_sees_the_divided_gradient() -> None:
             model.weight.grad = torch.full((2, 2), 8.0)
             accumulator.add(count=4)
     assert torch.nn.utils.clip_grad_norm_(model.parameters(), 100.0).item() == 4.0  # 2 in each of 4 elements
+
+
+def one_group(accumulator: rr.Accumulator, model: Any, value: float) -> None:
+    with accumulator:
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, value)
+        accumulator.add()
+
+
+@pytest.mark.parametrize("keep", ["gradient", "graph"])
+def test_a_gradient_that_is_kept_stays(keep: str) -> None:
+    model: Any = nn.Linear(2, 2, bias=False)
+    accumulator = rr.Accumulator(model, rr.SUM)
+    one_group(accumulator, model, 3)
+    kept = model.weight.grad
+    x = torch.ones(2, 2, requires_grad=True)
+    loss = (x * kept).sum() if keep == "graph" else None
+    if keep == "graph":
+        del kept
+    one_group(accumulator, model, 5)
+    assert model.weight.grad.tolist() == [[5, 5], [5, 5]]
+    if loss is not None:
+        loss.backward()
+        assert x.grad is not None
+        assert x.grad.tolist() == [[3, 3], [3, 3]]
+    else:
+        assert kept.tolist() == [[3, 3], [3, 3]]
+
+
+def test_sums_are_used_again_if_nothing_is_kept() -> None:
+    model: Any = nn.Linear(2, 2, bias=False)
+    accumulator = rr.Accumulator(model, rr.SUM)
+    addresses = set()
+    for value in range(5):
+        one_group(accumulator, model, value)
+        addresses.add(model.weight.grad.data_ptr())
+    assert len(addresses) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_have_the_strides_of_their_parameters(dtype: torch.dtype) -> None:
+    """Fused optimizers read the memory of both side by side."""
+    convolution = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last).to(dtype)  # type: ignore[call-overload]
+    transposed = nn.Parameter(torch.arange(6.0).view(2, 3).t().to(dtype))
+    parameters = [*convolution.parameters(), transposed]
+    values = [torch.randn(p.shape, dtype=torch.float32).to(dtype) for p in parameters]
+    accumulator = rr.Accumulator(parameters, rr.divide_by(2))
+    with accumulator:
+        for _ in range(2):
+            for parameter, value in zip(parameters, values, strict=True):
+                parameter.grad = value
+            accumulator.add()
+    for parameter, value in zip(parameters, values, strict=True):
+        assert parameter.grad is not None
+        assert parameter.grad.stride() == parameter.stride()
+        assert torch.equal(parameter.grad, value)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -170,3 +172,41 @@ def test_a_parameter_that_was_unfrozen() -> None:
     model(torch.ones(1, 2)).sum().backward()
     with pytest.raises(RuntimeError, match="make a new accumulator after unfreezing"):
         accumulator.add()
+
+
+def test_a_parameter_that_is_new() -> None:
+    model = nn.Linear(2, 2)
+    accumulator = rr.Accumulator(model, rr.SUM)
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    with pytest.raises(RuntimeError, match="parameters that it did not have when the accumulator was made"):
+        accumulator.reduce()
+
+
+def test_counts_of_some_micro_batches_only() -> None:
+    accumulator = rr.Accumulator(model_with_gradient(), rr.DIVIDE_BY_COUNT)
+    accumulator.add(count=3)
+    accumulator.add()
+    with pytest.raises(rr.CountError, match="1 micro-batches under DIVIDE_BY_COUNT have no count"):
+        accumulator.reduce()
+
+
+def test_reset_drops_a_gradient_that_was_not_added() -> None:
+    model = model_with_gradient()
+    accumulator = rr.Accumulator(model, rr.SUM)
+    accumulator.reset()
+    assert model.bias.grad is None
+
+
+def test_an_accumulator_is_not_copied() -> None:
+    accumulator = rr.Accumulator(nn.Linear(2, 2), rr.SUM)
+    for duplicate in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="make a new one for the copy of the model"):
+            duplicate(accumulator)
+
+
+def test_parameters_of_other_kinds() -> None:
+    eighth = nn.Parameter(torch.ones(4).to(torch.float8_e4m3fn))
+    with pytest.raises(
+        TypeError, match=r"a parameter is torch.float8_e4m3fn; an accumulator takes float64, float32"
+    ):
+        rr.Accumulator([eighth], rr.SUM)

@@ -155,7 +155,7 @@ def accumulate_otherwise(seat: Seat, what: str) -> str:
     normalization = rr.WEIGHTED_MEAN if odd and what == "normalization" else rr.DIVIDE_BY_COUNT
     if what == "total":
         normalization = rr.divide_by(3 if odd else 4)
-    shapes = {"size": [(3,)], "number": [(2,), (2,)], "shape": [(2, 2)]}.get(what, [(4,)])
+    shapes: list[Any] = {"size": [(3,)], "number": [(2,), (2,)], "shape": [(2, 2)]}.get(what, [(4,)])
     parameters = [nn.Parameter(torch.zeros(shape)) for shape in (shapes if odd else [(4,)])]
 
     def body() -> None:
@@ -235,7 +235,11 @@ def wrapped_ddp(seat: Seat) -> float:
     net = make_net()
     right = whole_batch_gradients(make_net(), [x for rank in range(2) for x in micro_batches(sizes, rank)])
     with group(seat) as ring:
-        model = nn.Sequential(wrap(net))
+        ddp = wrap(net)
+        model = nn.Sequential(ddp)
+        with rr.Accumulator(ddp, rr.SUM, ring=ring) as accumulator:  # forwards that go past DDP
+            loss_of(net(batch_of(0, 0, 2)), 1).backward()
+            accumulator.add()
         with rr.Accumulator(model, rr.WEIGHTED_MEAN, ring=ring) as accumulator:
             accumulate(accumulator, model, sizes, seat.rank)
         return largest_difference([p.grad for p in net.parameters() if p.grad is not None], right)
