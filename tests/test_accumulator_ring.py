@@ -155,7 +155,8 @@ def accumulate_otherwise(seat: Seat, what: str) -> str:
     normalization = rr.WEIGHTED_MEAN if odd and what == "normalization" else rr.DIVIDE_BY_COUNT
     if what == "total":
         normalization = rr.divide_by(3 if odd else 4)
-    shapes: list[Any] = {"size": [(3,)], "number": [(2,), (2,)], "shape": [(2, 2)]}.get(what, [(4,)])
+    others: dict[str, list[Any]] = {"size": [(3,)], "number": [(2,), (2,)], "shape": [(2, 2)]}
+    shapes = others.get(what, [(4,)])
     parameters = [nn.Parameter(torch.zeros(shape)) for shape in (shapes if odd else [(4,)])]
 
     def body() -> None:
