@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from . import _core
 from .arrays import ELEMENT_TYPES, INTEGERS, Library, extent, library_of
 from .errors import CountError
@@ -148,12 +146,15 @@ def check_count(count: Any, normalization: Normalization) -> float:
     """``count`` as float64; ``CountError`` unless it is a finite number >= 0 that float64 holds exactly."""
     if count is None:
         raise CountError(f"{normalization!r} divides by counts: pass count=, this rank's examples or tokens")
+    kind = str(getattr(count, "dtype", type(count).__name__))
+    if "bool" in kind or "complex" in kind:
+        raise CountError(f"count is {count!r}; it has to be a finite number, 0 or more")
     try:
         # Not a string, which float() would read; a tensor or array of one element is a number.
         value = float(count) if hasattr(count, "__float__") else math.nan
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise CountError(f"count is {count!r}; it has to be one number ({error})") from None
-    if isinstance(count, bool | np.bool_) or not (math.isfinite(value) and value >= 0):
+    if not (math.isfinite(value) and value >= 0):
         raise CountError(f"count is {count!r}; it has to be a finite number, 0 or more")
     if (value >= 2**53 and value != count) or value > 2**53:
         raise CountError(f"count is {count}; counts go up to 2**53, so that float64 holds their sum exactly")

@@ -271,6 +271,21 @@ def test_the_least_and_the_largest_total_of_float32() -> None:
             ring.all_reduce(np.ones(3), rr.WEIGHTED_MEAN, count=1e-300)
 
 
+def test_truth_and_complex_values_are_no_counts() -> None:
+    with rr.Ring(rank=0, world=1) as ring:
+        for count in (
+            True,
+            np.True_,
+            np.array(True),
+            torch.tensor(True),
+            3 + 0j,
+            np.complex64(3),
+            torch.tensor(3 + 0j),
+        ):
+            with pytest.raises(rr.CountError, match="it has to be a finite number, 0 or more"):
+                ring.all_reduce(np.ones(3), rr.WEIGHTED_MEAN, count=count)
+
+
 def fractional_total(seat: Seat) -> list[float]:
     """Counts whose float64 sum depends on the order."""
     ring = seat.kept_ring(segment_bytes=1024)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -132,10 +133,46 @@ def _tensor_misfit(first: Tensor, other: Tensor) -> tuple[str, str, str] | None:
     return None
 
 
+def copied(batch: Any) -> Any:
+    """With tensors of its own: a function of the user may work in place."""
+    return map_tensors(batch, lambda tensor: tensor.detach().clone())
+
+
+def digest(batches: Sequence[Any]) -> bytes:
+    """The same for two lists of micro-batches whose tensors have the same bytes."""
+    content = hashlib.blake2b(digest_size=16)
+    for index, batch in enumerate(batches):
+        for path, tensor in tensors_of(batch):
+            content.update(f"{index}{path} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            content.update(flat.view(torch.uint8).numpy().tobytes())
+    return content.digest()
+
+
+def constant_tensors(batches: Sequence[Any]) -> tuple[str, ...]:
+    """Places of tensors that are equal in all micro-batches although others are not and their rows differ.
+
+    Joined along dim 0 like samples, though they may be none: class weights, as many as a micro-batch has samples.
+    """
+    if len(batches) < 2:
+        return ()
+    columns = list(zip(*(list(tensors_of(batch)) for batch in batches), strict=True))
+    same = [
+        column[0]
+        for column in columns
+        if all(torch.equal(tensor, column[0][1]) for _, tensor in column[1:])
+    ]
+    if len(same) == len(columns):
+        return ()
+    return tuple(
+        path for path, tensor in same if tensor.ndim and len(tensor) and bool((tensor != tensor[:1]).any())
+    )
+
+
 def pack(batches: Sequence[Any]) -> bytes:
     """For another process. Views are copied, or the whole of what they look at would travel."""
     buffer = io.BytesIO()
-    torch.save([map_tensors(batch, lambda tensor: tensor.detach().clone()) for batch in batches], buffer)
+    torch.save([copied(batch) for batch in batches], buffer)
     return buffer.getvalue()
 
 

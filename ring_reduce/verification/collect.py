@@ -72,6 +72,7 @@ def verify_step(
     with ranks.together("the check of arguments"):
         _check_request(request)
         layout = Layout(request.model, request.sample)
+        _check_tolerance(request.tolerance, layout)
         hello = _hello(request, layout, ranks.rank)
         packed = pack(request.batches)
     hellos = ranks.gather(hello)
@@ -124,6 +125,14 @@ def _check_request(request: Request) -> None:
         raise VerifyError(
             f"micro_batches is {request.micro_batches}, and {len(request.batches)} batches were given; it is what a "
             f"group is planned to have, and only fewer are possible"
+        )
+
+
+def _check_tolerance(tolerance: float | None, layout: Layout) -> None:
+    if tolerance is not None and tolerance < layout.epsilon:
+        raise VerifyError(
+            f"tolerance is {tolerance:.3g}, and the epsilon of the parameters' type is {layout.epsilon:.3g}: rounding "
+            f"alone is more; the default is its root, {layout.tolerance:.2g}"
         )
 
 
@@ -238,6 +247,10 @@ def _measured(
         whole=reference.whole.gradient,
         parts=reference.parts,
         tolerance=tolerance,
+        epsilon=layout.epsilon,
+        smallest=layout.smallest,
+        twins=reference.twins,
+        constant=reference.constant,
         suspects=reference.suspects,
         logged=tuple(each.logged for each in stepped),
         loss=reference.whole.loss if reference.whole.count else float("nan"),

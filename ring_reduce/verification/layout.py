@@ -56,7 +56,17 @@ class Layout:
     @property
     def tolerance(self) -> float:
         """The square root of the coarsest parameter type's epsilon: half of the digits have to agree."""
-        return math.sqrt(max(torch.finfo(parameter.dtype).eps for parameter in self.parameters))
+        return math.sqrt(self.epsilon)
+
+    @property
+    def epsilon(self) -> float:
+        """Of the coarsest parameter type."""
+        return max(torch.finfo(parameter.dtype).eps for parameter in self.parameters)
+
+    @property
+    def smallest(self) -> float:
+        """Normal number of the parameter type that has the smallest."""
+        return min(torch.finfo(parameter.dtype).tiny for parameter in self.parameters)
 
     def vector(self, gradients: Sequence[Tensor | None]) -> Vector:
         """The compared elements of all gradients, one per parameter; 0 where there is none."""

@@ -57,6 +57,10 @@ class Measured:
     whole: Vector  # [P] of the mean loss over all counts, in one forward of one process
     parts: Vector  # [K, P] of the summed loss of each micro-batch, each in a forward of its own
     tolerance: float  # relative, of the gradients' type
+    epsilon: float = 0.0  # of the coarsest of the gradients' types
+    smallest: float = 0.0  # normal number of the finest of them; below it digits are lost
+    twins: tuple[int, int] | None = None  # two ranks with the same data
+    constant: tuple[str, ...] = ()  # tensors that are the same in all micro-batches, as sample data hardly is
     suspects: tuple[
         str, ...
     ] = ()  # modules whose output depends on what else is in the batch, with their class

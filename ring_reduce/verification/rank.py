@@ -48,6 +48,7 @@ def check_length(
     torch.manual_seed(SEED)
     with _named(f"{orders.file}: model() failed"):
         model = file.model()
+    torch.manual_seed(SEED + 1 + rank)  # else ranks that draw their data would draw the same
     with _named(f"{orders.file}: batches() failed on rank {rank}"):
         batches = file.batches(rank, orders.world, orders.micro_batches)[:length]
     request = Request(

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ring_reduce.errors import VerifyError
+from ring_reduce.errors import VerifyError, text_of
 
-from .batches import concatenate
+from .batches import concatenate, constant_tensors, copied, digest
 from .layout import Layout
 from .measured import Vector
 from .state import SEED, alone
 from .suspects import find_suspects
+from .wording import joined_in_words
 
 Losses = Callable[[nn.Module, Any], Tensor]
 
@@ -54,6 +55,8 @@ class Reference:
     parts: Vector  # [K, P] gradients of the summed losses of the micro-batches
     counts: tuple[int, ...]  # of the micro-batches
     suspects: tuple[str, ...]
+    twins: tuple[int, int] | None  # ranks with the same data
+    constant: tuple[str, ...]  # tensors that are the same in all micro-batches
 
 
 def compute_reference(
@@ -70,7 +73,8 @@ def compute_reference(
     counts = tuple(
         _write_part(row, model, losses, each, layout) for row, each in zip(parts, micro_batches, strict=True)
     )
-    whole = _mean_gradient(model, losses, batch, layout, "the whole batch")
+    constant = constant_tensors([each.batch for each in micro_batches if each.samples])
+    whole = _whole_gradient(model, losses, batch, layout, constant)
     if sum(counts) != whole.count:
         raise VerifyError(
             f"losses() returned {whole.count} losses for the whole batch, but {' + '.join(map(str, counts))} = "
@@ -82,7 +86,37 @@ def compute_reference(
         batches = [each.batch for each in micro_batches if each.samples]
         with contextlib.suppress(Exception):  # the verdict can do without them
             suspects = find_suspects(model, losses, batch, batches, tolerance)
-    return Reference(whole, parts, counts, suspects)
+    return Reference(whole, parts, counts, suspects, _twins(micro_batches), constant)
+
+
+def _twins(micro_batches: Sequence[MicroBatch]) -> tuple[int, int] | None:
+    """Two ranks whose data has the same bytes."""
+    by_rank: dict[int, list[Any]] = {}
+    for each in micro_batches:
+        if each.samples:
+            by_rank.setdefault(each.rank, []).append(each.batch)
+    seen: dict[bytes, int] = {}
+    for rank, batches in by_rank.items():
+        first = seen.setdefault(digest(batches), rank)
+        if first != rank:
+            return first, rank
+    return None
+
+
+def _whole_gradient(
+    model: nn.Module, losses: Losses, batch: Any, layout: Layout, constant: tuple[str, ...]
+) -> Part:
+    """Of all micro-batches as one. A tensor that is no sample data does not fit it."""
+    try:
+        return _mean_gradient(model, losses, batch, layout, "the whole batch")
+    except VerifyError:
+        raise
+    except Exception as error:
+        if not constant:
+            raise
+        raise VerifyError(
+            f"losses() raised {text_of(error)} for the whole batch. {joined_in_words(constant)}"
+        ) from error
 
 
 def _write_part(row: Vector, model: nn.Module, losses: Losses, each: MicroBatch, layout: Layout) -> int:
@@ -97,7 +131,7 @@ def _write_part(row: Vector, model: nn.Module, losses: Losses, each: MicroBatch,
 def _mean_gradient(model: nn.Module, losses: Losses, batch: Any, layout: Layout, label: str) -> Part:
     """Of a mean rather than a sum, whose gradient may be out of range in 16 bits."""
     with alone(model):
-        values = losses(model, batch)
+        values = losses(model, copied(batch))
         _check_losses(values, label)
         if values.numel() == 0:
             return Part(np.zeros(layout.length), 0, 0.0)
@@ -135,7 +169,7 @@ def _check_repeatable(
     for seed in (SEED, SEED + 1):
         with alone(model), torch.no_grad():
             torch.manual_seed(seed)
-            values.append(losses(model, first.batch))
+            values.append(losses(model, copied(first.batch)))
     if not all(isinstance(each, Tensor) and each.numel() for each in values):
         return  # said where the losses are used
     difference = float((values[0] - values[1]).abs().max())

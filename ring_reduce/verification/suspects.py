@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .batches import map_tensors, tensors_of
+from .batches import copied, map_tensors, tensors_of
 from .state import SEED, alone
 
 THE_LOSS = "the loss itself"
@@ -58,7 +58,7 @@ def _record(
     handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in model.modules()]
     try:
         with alone(model), torch.no_grad():
-            return losses(model, batch).detach(), calls
+            return losses(model, copied(batch)).detach(), calls
     finally:
         for handle in handles:
             handle.remove()

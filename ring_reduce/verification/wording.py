@@ -83,6 +83,15 @@ def _places(case: Case, left_out: tuple[tuple[int, int], ...]) -> str:
     return listed(words + [f"micro-batch {i} of rank {r}" for r, i in left_out if r not in whole])
 
 
+def joined_in_words(constant: tuple[str, ...]) -> str:
+    """What a tensor may be that is the same in all micro-batches."""
+    places = listed(f"batch{path}" for path in constant)
+    return (
+        f"{places}: the same in all micro-batches, and as long as one of them, so it is ambiguous: it was taken for "
+        f"samples and joined for the whole batch; what is no sample (class weights) belongs into the model or losses()."
+    )
+
+
 def look_inside(measured: Measured) -> str:
     """Where samples of a batch act on each other."""
     suspects = f": {listed(measured.suspects)}" if measured.suspects else " (batch norm, in-batch negatives)"
