@@ -3,7 +3,7 @@
     python -m ring_reduce.benchmarks.compare --world 2 --sizes 1K,16K,256K,1M,4M,64M --dtype float32 --json FILE
 
 Ratios are ratios of medians with their bootstrap 95 % interval. "hop" is what a word takes from core to core
-(10th to 90th percentile). The last column holds the project's targets.
+(10th to 90th percentile). The last column holds the project's own targets, which a loaded machine misses.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def parser() -> argparse.ArgumentParser:
         "--sizes", type=parse_sizes, default="1K,16K,256K,1M,4M,64M", help="bytes, as in 16K,4M"
     )
     result.add_argument("--dtype", choices=DTYPES, default="float32")
-    result.add_argument("--peers", type=parse_peers, default="ring,gloo,copy", help="of: " + ", ".join(PEERS))
+    result.add_argument(
+        "--peers", type=parse_peers, default="ring,gloo,copy", help="which ones, of " + ", ".join(PEERS)
+    )
     result.add_argument("--calls", type=int, help="timed calls of each (default: by size, 40 to 1600)")
     result.add_argument(
         "--rotate",

@@ -109,7 +109,8 @@ void Group::check_peers(std::uint64_t call) {
                               " is in call " + std::to_string(call);
     if (closed) {
       throw fail(FailureKind::closed, completed + 1,
-                 rank_text(rank) + " closed the ring" + state + "; every rank has to make the same calls");
+                 rank_text(rank) + " closed the ring" + state +
+                     "; every rank has to make the same calls (under DDP: as many backwards, or join())");
     }
     if (ended) {
       throw fail(FailureKind::peer_lost, completed + 1,
