@@ -38,7 +38,7 @@ class Start:
     rank: int
     main: str
     argument: Any
-    folder: str  # where the ranks meet; removed by a rank whose parent was killed
+    folder: str | None  # where the ranks meet, if anywhere; removed by a rank whose parent was killed
 
 
 @dataclass(frozen=True)
@@ -89,20 +89,21 @@ def run_ranks(
     world: int,
     main: str,
     argument: Any,
-    folder: str,
+    folder: str | None,
     *,
     timeout: float | None,
     show: Callable[[str], None],
+    inherited: tuple[int, ...] = (),
 ) -> Any:
     """Runs ``main`` on every rank and returns what rank 0's returned. Raises RanksFailed if any fails or is late.
 
-    ``show`` is told what rank 0 is at.
+    ``show`` is told what rank 0 is at. The file descriptors ``inherited`` are the ranks' as well.
     """
     ranks: list[_Rank] = []
     try:
         with _signals_held_back():
             for rank in range(world):
-                ranks.append(_start(rank))
+                ranks.append(_start(rank, *inherited))
         for each in ranks:
             # A rank that is dead already is found, with its exit status, by the watch.
             with contextlib.suppress(ConnectionError):
@@ -137,7 +138,7 @@ def _signals_held_back() -> Iterator[None]:
         signal.raise_signal(received[0])
 
 
-def _start(rank: int) -> _Rank:
+def _start(rank: int, *inherited: int) -> _Rank:
     ours, theirs = Pipe()
     # The same path as here: -c would put the current folder first, where another ring_reduce may lie.
     code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import rank_main; rank_main({theirs.fileno()})"
@@ -146,7 +147,7 @@ def _start(rank: int) -> _Rank:
             [sys.executable, "-c", code],
             stdin=subprocess.DEVNULL,
             stdout=2,  # what a rank prints is no part of the report
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno(), *inherited],
         )
     return _Rank(rank, process, ours)
 
@@ -184,11 +185,12 @@ def _failure_of(rank: int, error: BaseException) -> Failure:
     return Failure(rank, str(error), "".join(traceback.format_exception(cause)))
 
 
-def _end_with_parent(messages: Connection[Any, Any], folder: str) -> None:
+def _end_with_parent(messages: Connection[Any, Any], folder: str | None) -> None:
     """Nobody else would end a rank whose parent was killed, nor remove the folder."""
     # The parent sends nothing more: what there is to read is the end of the file.
     wait([messages])
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 

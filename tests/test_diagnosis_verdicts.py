@@ -48,9 +48,9 @@ def test_rounding_is_right(seed: int, rounding: str) -> None:
     assert tolerance / 1000 < found.difference < tolerance
 
 
-@pytest.mark.parametrize(("tolerance", "right"), [(FLOAT32, False), (BFLOAT16, True)])
-def test_the_tolerance_is_that_of_the_type(tolerance: float, right: bool) -> None:
-    """Noise of bfloat16 is wrong in float32."""
+@pytest.mark.parametrize(("tolerance", "right"), [(FLOAT32, None), (BFLOAT16, True)])
+def test_the_tolerance_is_that_of_the_type(tolerance: float, right: bool | None) -> None:
+    """Noise of bfloat16 in float32 looks like autocast."""
     measured = measured_of(UNEVEN, RIGHT, parts=PARTS, rounding=bfloat16, tolerance=tolerance)
     assert diagnose(measured).right is right
 
@@ -87,13 +87,15 @@ def test_what_cancels_within_a_micro_batch_is_no_alarm(size: float) -> None:
     assert diagnose(measured_of(UNEVEN, gradient, parts=parts, whole=whole)).verdict is not Verdict.RIGHT
 
 
-def test_a_factor_within_the_tolerance_of_one_is_right() -> None:
-    """Off by 0.9 tolerances everywhere and by 2.5 in one element: the bound of one part is 2 around any factor."""
+def test_a_factor_within_the_tolerance_of_one_is_right_and_said() -> None:
+    """Off by 0.9 tolerances everywhere and by 1.9 or 2.5 in one element: the bound of one part is 2."""
     sizes = sizes_of([[6]])
     parts = random_parts(sizes, 40)
-    gradient = changed(parts[0] / 6 * (1 + 0.9 * FLOAT32), slice(5, 6), 1 + 1.6 * FLOAT32)
-    assert diagnose(measured_of(sizes, gradient, parts=parts, rounding=exact)).verdict is Verdict.RIGHT
-    gradient = changed(gradient, slice(5, 6), 1 + 2 * FLOAT32)
+    gradient = changed(parts[0] / 6 * (1 + 0.9 * FLOAT32), slice(5, 6), 1 + FLOAT32)
+    found = diagnose(measured_of(sizes, gradient, parts=parts, rounding=exact))
+    assert found.verdict is Verdict.RIGHT
+    assert any("fits better than 1" in note for note in found.notes)
+    gradient = changed(gradient, slice(5, 6), 1 + 0.6 * FLOAT32)
     assert diagnose(measured_of(sizes, gradient, parts=parts, rounding=exact)).right is False
 
 

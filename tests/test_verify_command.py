@@ -139,6 +139,15 @@ def test_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
     assert "ring-reduce verify: not done in 8 s (rank 0 is at: " in done.stderr
 
 
+def test_ranks_meet_where_nothing_can_be_left(tmp_path: Path) -> None:
+    """Not in a folder that a killed parent would leave, or that a rank would wait for if it were gone."""
+    body = "import os\nassert os.listdir(os.environ['TMPDIR']) == []\nright_step(model, batches, job)"
+    path, folder = write(tmp_path, with_step(body)), tmp_path / "tmp"
+    folder.mkdir()
+    done = run_command(path, "--micro-batches", 1, folder=folder)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     path = write(tmp_path, with_step("print('in the step', flush=True); time.sleep(1000)"))

@@ -81,7 +81,7 @@ def verify(
 
     Returns:
         A :class:`~ring_reduce.verification.report.Report`, the same on every rank; ``print(report)``. Its ``right`` is
-        None where nothing can be told, as from a reference of zeros.
+        None where nothing can be told, as from a reference of zeros, or from ranks that have the same data.
 
     Raises:
         VerifyError: the check can't be made. On every rank, with one text: the step raised, changed a parameter or left

@@ -158,9 +158,7 @@ def constant_tensors(batches: Sequence[Any]) -> tuple[str, ...]:
         return ()
     columns = list(zip(*(list(tensors_of(batch)) for batch in batches), strict=True))
     same = [
-        column[0]
-        for column in columns
-        if all(torch.equal(tensor, column[0][1]) for _, tensor in column[1:])
+        column[0] for column in columns if all(torch.equal(tensor, column[0][1]) for _, tensor in column[1:])
     ]
     if len(same) == len(columns):
         return ()

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ EPILOG = """\
 FILE defines four functions:
   model()                               the torch.nn.Module, the same on every rank (the seed is 0)
   batches(rank, world, micro_batches)   the list of this rank's micro-batches: tensors, or tuples, lists, dicts of
-                                        them; dim 0 is the sample
+                                        them; dim 0 is the sample (the seed is another on each rank)
   losses(model, batch)                  a 1-D tensor, one loss for each sample or token that counts
   step(model, batches, job)             forward, backward and reduction; leaves the gradients it would step with in
                                         the model, returns the loss it logs or None; job.rank, job.world,
@@ -147,7 +146,8 @@ def _run_ranks(
     from .file import Orders
 
     show(f"starting {args.world} rank{'s' * (args.world > 1)}")
-    with tempfile.TemporaryDirectory(prefix="ring-reduce-verify-") as folder:
+    # A file store waits forever for a file that is missing, as one with a name may be.
+    with os.fdopen(os.memfd_create("ring-reduce-verify"), "wb") as store:
         orders = Orders(
             file=str(args.file.absolute()),
             world=args.world,
@@ -156,10 +156,12 @@ def _run_ranks(
             sample=args.sample,
             tolerance=args.tolerance,
             timeout=args.timeout,
-            store_path=str(Path(folder) / "store"),
+            store_path=f"/proc/self/fd/{store.fileno()}",
         )
         main = f"{__package__}.rank:run_rank"
-        reports: list[Report] = run_ranks(args.world, main, orders, folder, timeout=args.timeout, show=show)
+        reports: list[Report] = run_ranks(
+            args.world, main, orders, None, timeout=args.timeout, show=show, inherited=(store.fileno(),)
+        )
     return reports
 
 

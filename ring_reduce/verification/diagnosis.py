@@ -17,7 +17,8 @@ from . import questions
 from .effects import effects, logged_loss
 from .measured import Measured, Vector
 from .unreduced import ranks_differ
-from .verdict import Case, Finding, Verdict
+from .verdict import Case, Finding, Verdict, listed
+from .wording import joined_in_words
 from .yardstick import Yardstick
 
 __all__ = ["Diagnosis", "ParameterLine", "Verdict", "diagnose"]
@@ -33,6 +34,15 @@ QUESTIONS: tuple[Callable[[Case], Finding | None], ...] = (
     questions.per_parameter,
 )
 
+# What is said about a step whose whole batch may have been put together wrongly.
+OF_THE_WHOLE = (
+    Verdict.FACTOR,
+    Verdict.WEIGHTING,
+    Verdict.PER_PARAMETER,
+    Verdict.BATCH_DEPENDENT,
+    Verdict.UNKNOWN,
+)
+
 # Of a gradient's largest element: a square has twice that, and the type ends at 1024.
 LARGE_EXPONENT = 200
 
@@ -42,7 +52,7 @@ class ParameterLine:
     """One parameter of a step."""
 
     name: str
-    verdict: Verdict  # RIGHT, FACTOR, MISSING, NOT_REDUCED or NOT_FINITE of its own; else that of the whole
+    verdict: Verdict  # RIGHT, FACTOR, MISSING, NOT_REDUCED, NOT_FINITE or UNTOLD of its own; else that of the whole
     factor: float | None  # of rank 0's gradient; None where none fits
     names: tuple[str, ...]  # of the factor
     difference: float  # of any rank: max|g - right| / max|right|; inf if not finite
@@ -65,6 +75,8 @@ def diagnose(measured: Measured) -> Diagnosis:
     if finding is None:
         answers = (question(case) for question in QUESTIONS)
         finding = next((answer for answer in answers if answer is not None), None) or questions.unknown(case)
+    if finding.right is not None and finding.verdict is not Verdict.NOT_FINITE:
+        finding = _qualified(measured, case, finding)
     lines = tuple(_line(measured, case, finding.verdict, name) for name in measured.names)
     return Diagnosis(
         **vars(finding),
@@ -73,6 +85,23 @@ def diagnose(measured: Measured) -> Diagnosis:
         logged=logged_loss(measured),
         effects=effects(finding.factor) if finding.factor is not None and finding.factor != 1 else (),
     )
+
+
+def _qualified(measured: Measured, case: Case, finding: Finding) -> Finding:
+    """The finding, unless what was given to the step can't show whether it holds; with what could not be told."""
+    notes = list(finding.notes)
+    blank = [name for name, where in case.spans.items() if case.blank(where)]
+    if blank:
+        notes.append(f"Nothing could be told for {listed(blank)}: the reference gradient is zero there.")
+    if finding.right and measured.twins is not None:
+        ranks = f"ranks {measured.twins[0]} and {measured.twins[1]}"
+        remedy = "give each rank its own"
+        text = f"{ranks} have the same data, so a missing reduction can't be seen; {remedy}"
+        return Finding(Verdict.UNTOLD, text, remedy, right=None, notes=tuple(notes))
+    if measured.constant and finding.verdict in OF_THE_WHOLE:
+        notes.append(joined_in_words(measured.constant))
+        return replace(finding, right=None, notes=tuple(notes))
+    return replace(finding, notes=tuple(notes))
 
 
 def _computable(measured: Measured) -> tuple[Measured, Yardstick]:
@@ -89,6 +118,7 @@ def _computable(measured: Measured) -> tuple[Measured, Yardstick]:
     exponent = math.frexp(largest)[1]
     if abs(exponent) > LARGE_EXPONENT:  # else not copied
         finite = {name: np.ldexp(values, -exponent) for name, values in finite.items()}
+        finite["smallest"] = math.ldexp(measured.smallest, -exponent)
     computable = replace(measured, **finite)
     return computable, Yardstick.of(computable)
 
@@ -116,11 +146,15 @@ def _line(measured: Measured, case: Case, overall: Verdict, name: str) -> Parame
         return ParameterLine(name, Verdict.MISSING, None, (), difference)
     if case.differing[where].any():
         return ParameterLine(name, Verdict.NOT_REDUCED, None, (), difference)
-    if not far.any():
+    if case.blank(where):
+        return ParameterLine(name, Verdict.UNTOLD, None, (), difference)
+    scale = case.yardstick.factor_of(case.gradient, case.yardstick.right, where)
+    factor_too = overall is Verdict.FACTOR and scale is not None and scale.apart(1.0)
+    if not far.any() and not factor_too:
         return ParameterLine(name, Verdict.RIGHT, 1.0, ("1",), difference)
-    if overall in (Verdict.WEIGHTING, Verdict.BATCH_DEPENDENT):
+    if overall in (Verdict.WEIGHTING, Verdict.BATCH_DEPENDENT, Verdict.UNTOLD):
         return ParameterLine(name, overall, None, (), difference)
-    factor = case.yardstick.factor_of(case.gradient, case.yardstick.right, where)
-    if factor is None:
+    if scale is None:
         return ParameterLine(name, Verdict.UNKNOWN, None, (), difference)
-    return ParameterLine(name, Verdict.FACTOR, factor, tuple(map(str, case.named(factor))), difference)
+    names = tuple(map(str, case.named(scale)))
+    return ParameterLine(name, Verdict.FACTOR, scale.factor, names, difference)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ring_reduce.errors import VerifyError
 
-MODULE_NAME = "ring_reduce_verified_file"
+OTHER_NAME = "ring_reduce_verified_file"  # of a file whose own is taken
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Orders:
     sample: int | None
     tolerance: float | None
     timeout: float
-    store_path: str
+    store_path: str  # of an open file that the ranks inherit: nothing is left or missing
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,13 @@ class UserFile:
 
 def load_file(path: Path) -> UserFile:
     """Imports the file; it finds its neighbours as under ``python FILE``. Raises VerifyError if it does not fit."""
-    spec = importlib.util.spec_from_file_location(MODULE_NAME, path)
+    # Under the name that a process of multiprocessing's finds it by; that inherits the path.
+    name = OTHER_NAME if path.stem in sys.modules or path.stem in sys.stdlib_module_names else path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise VerifyError(f"{path} is not a Python file; its name has to end in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[MODULE_NAME] = module
+    sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
     spec.loader.exec_module(module)
     missing = [name for name in PROTOCOL if not callable(getattr(module, name, None))]

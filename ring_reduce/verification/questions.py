@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from .wording import (
     not_additive,
     weights_in_words,
 )
+from .yardstick import Scale, Yardstick
+
+SIXTEEN_BITS = 0.09  # the tolerance of bfloat16
 
 
 def not_finite(measured: Measured) -> Finding | None:
@@ -42,9 +45,14 @@ def not_finite(measured: Measured) -> Finding | None:
 
 def zero(case: Case) -> Finding | None:
     """Every factor of zero is zero."""
+    yardstick = case.yardstick
+    largest = float(np.max(np.abs(yardstick.right), initial=0))
+    if 0 < largest < case.measured.smallest:
+        text = "the reference gradient is subnormal, below the smallest normal number of its type, and has no digits"
+        remedy = "scale the loss up in losses() and in the step"
+        return Finding(Verdict.UNTOLD, f"{text}; {remedy}", remedy, right=None)
     if not case.zero:
         return None
-    yardstick = case.yardstick
     stepped_too = all(yardstick.agree(gradient, yardstick.right) for gradient in case.measured.stepped)
     if not stepped_too and np.any(yardstick.parts != 0):
         return None  # what cancels in the reference may show in a weighting
@@ -79,12 +87,16 @@ def missing(case: Case) -> Finding | None:
 
 def right(case: Case) -> Finding | None:
     """Within the bound, element by element."""
-    yardstick, reference = case.yardstick, case.yardstick.right
-    found = yardstick.factor_of(case.gradient, reference)
-    near = found is not None and abs(found - 1) <= yardstick.tolerance
-    if not near and not yardstick.agree(case.gradient, reference):
+    yardstick, scale = case.yardstick, case.scales[0]
+    if not case.right_in(slice(None)):
         return None
     counts, notes = [count for of_rank in case.sizes.counts for count in of_rank], []
+    if scale is not None and scale.apart(1.0):
+        names = case.named(scale)
+        fits = yardstick.factor_of(case.gradient, yardstick.right) is not None
+        if fits and names and names[0].symbol != "1":
+            return None  # within the bound of every element, but all of them together know it better
+        notes.append(f"Within the tolerance, but f = {scale.factor:.4g} fits better than 1.")
     if len(counts) > 1 and len(set(counts)) == 1:
         notes.append(
             "All micro-batches count alike here, so a mean of means is right too; verify unequal ones."
@@ -122,7 +134,7 @@ def factor(case: Case) -> Finding | None:
     if not case.additive:
         notes.append(f"{not_additive(case.measured)}.")
     return Finding(
-        Verdict.FACTOR, f"gradient is {text}", remedy, factor=found, names=names, notes=tuple(notes)
+        Verdict.FACTOR, f"gradient is {text}", remedy, factor=found.factor, names=names, notes=tuple(notes)
     )
 
 
@@ -130,11 +142,16 @@ def batch_dependent(case: Case) -> Finding | None:
     """The micro-batches do not add up to the whole batch: samples act on each other."""
     if case.additive:
         return None
+    if _sixteen_bits(case):
+        remedy = f"pass --tolerance {SIXTEEN_BITS}"
+        text = f"looks like autocast or another 16-bit computation; {remedy}"
+        return Finding(Verdict.UNTOLD, text, remedy, right=None)
     yardstick, names = case.yardstick, tuple[str, ...]()
     found = yardstick.factor_of(case.gradient, yardstick.average)
+    factor = None if found is None else found.factor
     weights: Weights | None = None
     if yardstick.agree(case.gradient, yardstick.average):
-        found, names = 1.0, ("1",)
+        factor, names = 1.0, ("1",)
         said = "the gradient is right for the micro-batches by themselves, not for the whole batch"
     elif found is not None:
         names, text, _ = factor_in_words(case, found)
@@ -149,7 +166,15 @@ def batch_dependent(case: Case) -> Finding | None:
         said = "neither the whole batch nor the micro-batches by themselves give the gradient"
     remedy = look_inside(case.measured)
     text = f"no single factor: {remedy}; {said}"
-    return Finding(Verdict.BATCH_DEPENDENT, text, remedy, factor=found, names=names, weights=weights)
+    return Finding(Verdict.BATCH_DEPENDENT, text, remedy, factor=factor, names=names, weights=weights)
+
+
+def _sixteen_bits(case: Case) -> bool:
+    """Whether a tolerance of 16 bits makes all of it right, and no module is known to look at the batch."""
+    if case.measured.suspects or case.measured.tolerance >= SIXTEEN_BITS:
+        return False
+    coarse = replace(case, yardstick=Yardstick.of(replace(case.measured, tolerance=SIXTEEN_BITS)))
+    return coarse.yardstick.proves(1) and coarse.additive and coarse.right_in(slice(None))
 
 
 def weighting(case: Case) -> Finding | None:
@@ -172,7 +197,8 @@ def per_parameter(case: Case) -> Finding | None:
         found = yardstick.factor_of(case.gradient, yardstick.right, where)
         if found is None:
             return None
-        near = (g for g in groups if math.isclose(found, g.factor, rel_tol=2 * yardstick.tolerance))
+        tolerance = 2 * yardstick.tolerance
+        near = (g for g in groups if math.isclose(found.factor, g.scale.factor, rel_tol=tolerance))
         group = next(near, None)
         if group is None:
             group = _Group(found)
@@ -181,7 +207,7 @@ def per_parameter(case: Case) -> Finding | None:
         group.proved |= elements > 1 or bool(case.named(found))
     if len(groups) < 2 or not all(group.proved for group in groups):
         return None
-    said = "; ".join(f"{_equal(case, group.factor)} for {listed(group.parameters)}" for group in groups)
+    said = "; ".join(f"{_equal(case, group.scale)} for {listed(group.parameters)}" for group in groups)
     remedy = (
         "look for what treats these parameters apart: tied weights, experts, hooks, or a second reduction"
     )
@@ -210,11 +236,12 @@ def unknown(case: Case) -> Finding:
 class _Group:
     """Parameters with one factor."""
 
-    factor: float
+    scale: Scale
     parameters: list[str] = field(default_factory=list)
     proved: bool = False
 
 
-def _equal(case: Case, factor: float) -> str:
+def _equal(case: Case, scale: Scale) -> str:
     """``2 = n (n = 2)``"""
-    return " = ".join([f"{factor:.4g}", *(str(name) for name in case.named(factor) if name.symbol != "1")])
+    names = (str(name) for name in case.named(scale) if name.symbol != "1")
+    return " = ".join([f"{scale.factor:.4g}", *names])

@@ -14,7 +14,7 @@ from .yardstick import Mask
 def ranks_differ(case: Case) -> Finding | None:
     """NOT_REDUCED if the ranks' own micro-batches explain the difference, UNKNOWN if nothing does."""
     if not case.differing.any():
-        return None
+        return _other_factors(case)
     names = [name for name, where in case.spans.items() if case.differing[where].any()]
     where = np.zeros(len(case.differing), np.bool_)
     for name in names:
@@ -29,6 +29,23 @@ def ranks_differ(case: Case) -> Finding | None:
         text += ", and their own micro-batches do not explain it"
         return Finding(Verdict.UNKNOWN, f"{text}; {remedy}", remedy)
     return Finding(Verdict.NOT_REDUCED, f"{text}: {own}; {remedy}", remedy)
+
+
+def _other_factors(case: Case) -> Finding | None:
+    """UNKNOWN if a rank's factor is another than rank 0's, though no element alone is far from rank 0's."""
+    first = case.scales[0]
+    if first is None:
+        return None
+    others = [
+        f"{scale.factor:.3g} times it on rank {rank}"
+        for rank, scale in enumerate(case.scales)
+        if scale is not None and scale.apart(first.factor, first.error)
+    ]
+    if not others:
+        return None
+    remedy = "see what scales a gradient after the reduction, and reduce last"
+    text = f"the ranks step with different gradients: {first.factor:.3g} times the right one on rank 0, and "
+    return Finding(Verdict.UNKNOWN, f"{text}{listed(others)}; {remedy}", remedy)
 
 
 def _owner(case: Case) -> Vector:

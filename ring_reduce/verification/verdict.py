@@ -12,7 +12,7 @@ import numpy as np
 from . import factors, weighting
 from .measured import Measured, Sizes, Vector
 from .patterns import Weights
-from .yardstick import Mask, Yardstick
+from .yardstick import Mask, Scale, Yardstick
 
 MOST_LISTED = 6  # names in a sentence
 
@@ -29,6 +29,7 @@ class Verdict(enum.Enum):
     MISSING = "missing"  # no gradient where other ranks, or the reference, have one
     NOT_FINITE = "not finite"
     ZERO = "zero"  # the reference is zero, so nothing can be told
+    UNTOLD = "nothing could be told"  # neither right nor wrong
     UNKNOWN = "unknown"  # wrong, and none of these
 
 
@@ -108,8 +109,22 @@ class Case:
             np.maximum(farthest, np.abs(gradient[where] - right), out=farthest)
         return farthest
 
-    def named(self, factor: float) -> tuple[factors.Name, ...]:
-        """The names of a factor, within the tolerance."""
+    def blank(self, where: slice) -> bool:
+        """Whether all is zero at these elements, as it would be with any divisor and without a reduction."""
+        yardstick = self.yardstick
+        shown = (yardstick.right[where], yardstick.magnitude[where], *self.measured.stepped[:, where])
+        return len(shown[0]) > 0 and not any(values.any() for values in shown)
+
+    @cached_property
+    def scales(self) -> tuple[Scale | None, ...]:
+        """By rank: the factor that fits best."""
+        yardstick = self.yardstick
+        return tuple(yardstick.scale_of(gradient, yardstick.right) for gradient in self.measured.stepped)
+
+    def named(self, factor: float | Scale) -> tuple[factors.Name, ...]:
+        """The names of a factor, within its standard error if that is known, else within the tolerance."""
+        if isinstance(factor, Scale):
+            return factors.named(factor.factor, self.sizes, factor.within)
         return factors.named(factor, self.sizes, self.measured.tolerance)
 
 

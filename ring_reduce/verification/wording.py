@@ -9,16 +9,18 @@ from .effects import meaning
 from .measured import Measured
 from .verdict import Case, listed
 from .weighting import Weighting, describe
+from .yardstick import Scale
 
 
-def factor_in_words(case: Case, found: float) -> tuple[tuple[str, ...], str, str]:
+def factor_in_words(case: Case, scale: Scale) -> tuple[tuple[str, ...], str, str]:
     """The names of a factor; ``0.125 = 1/n (n = 8): mistake; remedy``; the remedy alone."""
+    found = scale.factor
     if found == 0:
         remedy = "see that the gradient is read after backward and before zero_grad"
         return (), f"zero, and should not be; {remedy}", remedy
-    names = case.named(found)
+    names = [name for name in case.named(scale) if name.symbol != "1"]
     words, meanings = [str(name) for name in names], [meaning(name.symbol) for name in names]
-    hint = factors.divisor_of_world(found, case.sizes, case.measured.tolerance)
+    hint = factors.divisor_of_world(found, case.sizes, scale.within)
     if hint is not None and (not names or names[0].symbols > 1):
         words.append(hint[0])
         meanings.append((hint[1], "divide by the number of ranks that hold different data"))
