@@ -148,7 +148,7 @@ def machine() -> dict[str, Any]:
         "processor": processor_name(),
         "cores": len(os.sched_getaffinity(0)),
         "last_level_cache_bytes": last_level_cache_bytes(),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
         "torch": torch.__version__,
     }

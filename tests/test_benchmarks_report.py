@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,3 +119,17 @@ def test_processor_and_cache_are_told_or_guessed(monkeypatch: pytest.MonkeyPatch
 
 def _unreadable() -> str:
     raise OSError("no such file")
+
+
+def test_the_readme_shows_the_committed_figures() -> None:
+    root = Path(__file__).parents[1]
+    readme = (root / "README.md").read_text()
+    two, four = (
+        json.loads((root / "benchmarks" / "results" / f"cpu-{world}-ranks.json").read_text())["comparisons"]
+        for world in (2, 4)
+    )
+    for of_two, of_four in zip(two, four, strict=True):
+        ratios = [of_two["ratios"][name] for name in ("gloo_over_ring", "ring_over_copy", "mean_over_sum")]
+        ratios.append(of_four["ratios"]["gloo_over_ring"])
+        cells = (f"{ratio['value']:.3g} [{ratio['low']:.3g}, {ratio['high']:.3g}]" for ratio in ratios)
+        assert f" | {' | '.join(cells)} |" in readme
