@@ -11,10 +11,8 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ring_reduce.options import terminate_as_exit, whole_number, writable_file
@@ -71,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         from .plot import write_plot
 
     started = time.perf_counter()
-    with terminate_as_exit(), _job(args) as job:
+    with terminate_as_exit(), _job(args) as (job, store):
         _show(
             f"ring-reduce demo: starting {job.world} rank{'s' * (job.world > 1)} on {job.cores} cores, "
             f"{len(job.digits.train_labels):,} training and {len(job.digits.test_labels)} test images"
@@ -81,9 +79,10 @@ def run(args: argparse.Namespace) -> int:
                 job.world,
                 f"{__package__}.rank:run_rank",
                 job,
-                str(Path(job.store_path).parent),
+                None,
                 timeout=None,
                 show=lambda text: _show(f"[{time.perf_counter() - started:5.1f} s] {text}"),
+                inherited=(store,),
             )
         except RanksFailed as error:
             print(f"ring-reduce demo: {error}", file=sys.stderr)
@@ -110,14 +109,14 @@ def _report(args: argparse.Namespace, result: Result, *, seconds: float) -> list
 
 
 @contextlib.contextmanager
-def _job(args: argparse.Namespace) -> Iterator[Job]:
-    """The ranks' job; the folder in which they meet is gone afterwards."""
+def _job(args: argparse.Namespace) -> Iterator[tuple[Job, int]]:
+    """The ranks' job, and the descriptor of the file in which they meet: it has no name that could be left, or go."""
     from .data import Job, load_digits
 
     digits = load_digits()
-    with tempfile.TemporaryDirectory(prefix="ring-reduce-demo-") as folder:
+    with os.fdopen(os.memfd_create("ring-reduce-demo"), "wb") as store:
         cores = len(os.sched_getaffinity(0))
-        yield Job(args.world, args.epochs, cores, str(Path(folder) / "store"), digits)
+        yield Job(args.world, args.epochs, cores, f"/proc/self/fd/{store.fileno()}", digits), store.fileno()
 
 
 def _show(text: str) -> None:

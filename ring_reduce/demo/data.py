@@ -30,7 +30,7 @@ class Job:
     world: int
     epochs: int
     cores: int
-    store_path: str  # in a folder of the job's own
+    store_path: str  # of a file of the job's own
     digits: Digits
 
 
