@@ -291,3 +291,18 @@ def test_gradients_have_the_strides_of_their_parameters(dtype: torch.dtype) -> N
         assert parameter.grad is not None
         assert parameter.grad.stride() == parameter.stride()
         assert torch.equal(parameter.grad, value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("counts", [[2**24, 1], [70_000, 3], [2**52, 1]], ids=str)
+def test_counts_that_the_gradients_type_does_not_hold(dtype: torch.dtype, counts: list[int]) -> None:
+    """float16 ends at 65504, and float32 has no 2**24 + 1."""
+    model = nn.Linear(1, 1, bias=False).to(dtype)
+    with rr.Accumulator(model, rr.DIVIDE_BY_COUNT) as accumulator:
+        for count in counts:
+            model.weight.grad = torch.full_like(model.weight, 3)
+            accumulator.add(count=torch.tensor(count))
+    assert accumulator.last is not None
+    assert accumulator.last.total_count == sum(counts)
+    assert model.weight.grad is not None
+    assert model.weight.grad.item() == torch.tensor(6 / sum(counts), dtype=dtype).item()
