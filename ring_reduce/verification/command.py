@@ -29,7 +29,7 @@ FILE defines four functions:
                                         the model, returns the loss it logs or None; job.rank, job.world,
                                         job.micro_batches (planned)
 A Gloo process group is there already. Sizes without a common divisor, such as 2 ranks, 3 micro-batches and 5 samples,
-leave each factor one explanation.
+leave each factor of a full group one explanation.
 
 exit status: 0 the gradient is right, 1 it is wrong, 2 could not tell
 """
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=whole_number(0, 10_000),
         metavar="K",
         help="check a short group of the first K micro-batches too; 0: don't (default: one less than planned, or "
-        "two less where one less is the number of ranks)",
+        "two less where one less is the number of ranks and more than 2)",
     )
     parser.add_argument("--json", type=writable_file, metavar="FILE", help="write the reports, as JSON")
     _add_limits(parser)

@@ -53,8 +53,10 @@ def _unnamed_remedy(factor: float, tolerance: float) -> str:
 
 def apart(names: tuple[str, ...]) -> str:
     """How to tell names of one factor apart."""
-    sizes = "sizes without a common divisor (n = 2, N = 3, m = 5)"
-    return f"{len(names)} products come to this number; {sizes} would tell them apart."
+    return (
+        f"{len(names)} products come to this number; the check of a full group, or sizes without a common divisor "
+        f"(n = 2, N = 3, m = 5, and k unlike n), tell them apart."
+    )
 
 
 def weights_in_words(case: Case, found: Weighting) -> tuple[str, str]:
