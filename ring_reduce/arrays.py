@@ -40,6 +40,7 @@ def library_of(x: Any) -> Library:
         return _NUMPY
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
+        _TORCH.torch = torch
         return _TORCH
     raise TypeError(f"a ring takes a torch tensor or a NumPy array, not {type(x).__name__}; convert it first")
 
@@ -130,20 +131,20 @@ class _Numpy:
 
 
 class _Torch:
+    torch: Any  # the module, loaded once there is a tensor; to import it in each call costs a tenth of a small one
+
     def __init__(self) -> None:
         self._names: dict[Any, str] = {}
         self._kinds: set[type] = set()  # checked before
 
     def check(self, x: Any) -> str:
-        import torch
-
         if type(x) not in self._kinds:
-            self._check_kind(type(x), torch.Tensor)
-        if x.layout is not torch.strided:
+            self._check_kind(type(x), self.torch.Tensor)
+        if x.layout is not self.torch.strided:
             raise TypeError(
                 f"a ring takes dense tensors, not {x.layout}; use x.to_dense(), or a dense gradient"
             )
-        if x.device.type != "cpu":
+        if not x.is_cpu:
             raise TypeError(f"this ring runs on CPU tensors, and x is on {x.device}; use x.cpu()")
         name = self._names.get(x.dtype)
         if name is None:
@@ -190,9 +191,7 @@ class _Torch:
         return x if self.is_contiguous(x) else x.detach().resolve_neg().contiguous()
 
     def empty(self, shape: Sequence[int], like: Any) -> Any:
-        import torch
-
-        return torch.empty(tuple(shape), dtype=like.dtype)
+        return self.torch.empty(tuple(shape), dtype=like.dtype)
 
     def assign(self, target: Any, source: Any) -> None:
         target.detach().copy_(source.view(target.shape))
@@ -211,10 +210,8 @@ class _Torch:
 
     def written(self, x: Any) -> None:
         # A store through a raw pointer is unknown to autograd, which must refuse a backward that saved the old values.
-        import torch
-
         if not x.is_inference():
-            torch.autograd.graph.increment_version(x)
+            self.torch.autograd.graph.increment_version(x)
 
 
 _NUMPY = _Numpy()

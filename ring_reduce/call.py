@@ -18,7 +18,7 @@ ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = 0, 1, 2
 SMALLEST_DIVISOR, LARGEST_DIVISOR = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
 
 
-@dataclass
+@dataclass(slots=True)
 class Call:
     """A call that is ready to run. Keeps its tensors alive."""
 
