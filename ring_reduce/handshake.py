@@ -76,6 +76,7 @@ class _Handshake(Generic[_Opened]):
             hub.refuse(_refusal(self._member, error))
             if ring is not None:
                 self._transport.close(ring)
+            ring = None  # or the error's traceback would keep its descriptors open
             raise
         finally:
             hub.close()
@@ -99,6 +100,7 @@ class _Handshake(Generic[_Opened]):
                 hub.send(_refusal(self._member, error))
             if ring is not None:
                 self._transport.close(ring)
+            ring = None  # or the error's traceback would keep its descriptors open
             raise
         finally:
             hub.close()
