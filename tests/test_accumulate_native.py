@@ -9,7 +9,7 @@ import pytest
 
 from mutants import MUTANTS, caught_by, plant
 from programs import CSRC, NATIVE, compile_objects, link, run
-from tools import require_tool
+from tools import require_isa, require_tool
 
 SOURCES = (
     "accumulate",
@@ -60,8 +60,8 @@ def program(objects: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
 def test_every_width(program: Path, isa: str) -> None:
     status, text = run([str(program)], {"RING_REDUCE_ISA": isa})
-    if text.split()[0] != isa:
-        pytest.skip(f"this processor has no {isa}")
+    require_isa(isa)
+    assert text.split()[0] == isa
     assert (status, text) == (0, f"{isa}\n0 failures\n")
 
 

@@ -17,6 +17,7 @@ import torch
 
 from accumulate_cases import TYPES, accumulate, divide_into, wrong_lengths, wrong_many
 from ring_reduce import _core
+from tools import require_isa
 
 TESTS = Path(__file__).resolve().parent
 FLOAT32 = TYPES[torch.float32]
@@ -52,8 +53,8 @@ def test_many_tensors(threads: int) -> None:
 def test_every_width(isa: str) -> None:
     code = "import accumulate_cases as c; print(c._core.vector_isa(), len(c.wrong_everywhere()))"
     ((used, wrong),) = [line.split() for line in python(code, RING_REDUCE_ISA=isa)]
-    if used != isa:
-        pytest.skip(f"this processor has no {isa}")
+    require_isa(isa)
+    assert used == isa
     assert wrong == "0"
 
 

@@ -43,3 +43,19 @@ def require_tool(name: str, install_command: str) -> str:
     if os.environ.get("RING_REDUCE_REQUIRE_TOOLS") == "1" and name not in allowed:
         pytest.fail(f"{reason} (a skip is forbidden by RING_REDUCE_REQUIRE_TOOLS=1)", pytrace=False)
     pytest.skip(reason)
+
+
+# What csrc/passes.cpp asks for, as the kernel names it. Read here, and not from the core: that is what is tested.
+ISA_FLAGS: dict[str, set[str]] = {
+    "baseline": set(),
+    "avx2": {"avx2"},
+    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
+}
+
+
+def require_isa(isa: str) -> None:
+    """Skips the test where the processor has not these vectors."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    flags = {flag for line in lines if line.startswith("flags") for flag in line.split(":")[1].split()}
+    if not ISA_FLAGS[isa] <= flags:
+        pytest.skip(f"this processor has no {isa}")
