@@ -21,7 +21,7 @@ import torch
 
 from ring_reduce import _core
 
-from .report import last_level_cache_bytes, machine
+from .host import last_level_cache_bytes, machine
 from .summary import Times, ratio_of_medians
 
 SCALE = 0.37

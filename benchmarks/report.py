@@ -1,176 +1,176 @@
-"""From measurements to what is read: rows for JSON, ratios, the targets of the project, and a table."""
+"""From measurements to what is read by programs: a flat row for every size and contender, ratios, and the JSON file."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import os
-import platform
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from .measure import Measurement, Plan
-from .summary import Ratio, Summary, ratio_of_medians, summarize
+from .as_json import as_json
+from .host import machine
+from .measurement import Measurement, Report
+from .peers import Op
+from .plan import ITEM_BYTES, Plan
+from .summary import Ratio, median_interval, ratio_of_medians, summarize
 
-KB, MB = 1 << 10, 1 << 20
-
-# What is compared: name -> (label of the numerator, of the denominator).
-RATIOS = {
-    "gloo_over_ring": ("gloo SUM", "ring SUM"),
-    "ring_over_copy": ("ring SUM", "copy SUM"),
-    "mean_over_sum": ("ring MEAN", "ring SUM"),
-}
+LIMIT = "copy"  # the peer that only moves bytes
 
 
 @dataclass(frozen=True)
-class Target:
-    """A bound on a ratio. ``at_least`` False: at most. ``within_interval``: the interval may decide in its favour."""
+class Row:
+    """One contender at one size; its fields are the keys of the JSON file. Bandwidths are nccl-tests'."""
 
-    ratio: str
-    bound: float
-    at_least: bool
-    within_interval: bool = False
+    backend: str
+    world: int
+    bytes: int
+    dtype: str
+    op: str
+    in_place: bool
+    time_us: float  # median over all calls
+    time_us_min: float
+    time_us_p99: float
+    time_us_low: float | None  # 95 % interval of the median; None for too few rounds
+    time_us_high: float | None
+    algbw_GBps: float
+    busbw_GBps: float
+    wrong: int | None  # elements, over all ranks and checked calls
+    max_relative_error: float | None  # of random data; infinity for a result that isn't finite
+    bytes_sent: int | None  # a rank and call
+    copy_us: float | None
+    calls: int
 
-    def is_met(self, ratio: Ratio) -> bool:
-        """Whether the measured ratio keeps the bound."""
-        if self.at_least:
-            return self.bound <= (ratio.high if self.within_interval else ratio.value)
-        return self.bound >= (ratio.low if self.within_interval else ratio.value)
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return self.bytes // ITEM_BYTES[self.dtype]
 
-    def __str__(self) -> str:
-        return f"{self.ratio} {'>=' if self.at_least else '<='} {self.bound:g}"
-
-
-def targets(world: int, nbytes: int) -> list[Target]:
-    """What this project set out to reach, on two cores and in float32."""
-    found = [Target("mean_over_sum", 1.03, at_least=False, within_interval=True)]
-    if world == 2 and nbytes <= 256 * KB:
-        found.append(Target("gloo_over_ring", 20, at_least=True))
-    if world == 2 and nbytes >= MB:
-        found.append(Target("gloo_over_ring", 5, at_least=True))
-    if world == 2 and nbytes == 64 * MB:
-        found.append(Target("ring_over_copy", 1.3, at_least=False))
-    if world == 4 and nbytes == KB:
-        found.append(Target("gloo_over_ring", 10, at_least=True))
-    if world == 4 and nbytes == 64 * MB:
-        found.append(Target("gloo_over_ring", 3, at_least=True))
-    return found
+    @property
+    def formula_bytes(self) -> float:
+        """What a rank of a ring has to send: 2(n-1)s/n."""
+        return 2 * (self.world - 1) / self.world * self.bytes
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One size: summaries by label, and those of the ratios whose two sides were measured."""
+    """One size, operation and place: ratios of medians. ``hop_ns``: 10th percentile, median, 90th of a hop."""
 
+    dtype: str
     nbytes: int
-    summaries: dict[str, Summary]
-    ratios: dict[str, Ratio]
-    met: dict[str, bool]
-    hop_ns: tuple[float, float, float]  # 10th percentile, median, 90th; NaN where ranks share cores
+    op: Op
+    in_place: bool
+    copy_us: float | None
+    ratios: dict[str, Ratio]  # such as gloo_over_ring, ring_over_copy, mean_over_sum
+    hop_ns: tuple[float, float, float] | None
 
 
-def compare(plan: Plan, measurement: Measurement) -> Comparison:
-    """Ratios of medians of one size, judged by the targets."""
-    times = measurement.times
-    ratios = {
-        name: ratio_of_medians(times[over], times[under])
-        for name, (over, under) in RATIOS.items()
-        if over in times and under in times
-    }
-    low, middle, high = (float(x) for x in np.percentile(measurement.hops_ns, [10, 50, 90]))
-    judged = [target for target in targets(plan.world, measurement.nbytes) if target.ratio in ratios]
-    return Comparison(
-        measurement.nbytes,
-        {label: summarize(values) for label, values in times.items()},
-        ratios,
-        {str(target): target.is_met(ratios[target.ratio]) for target in judged},
-        (low, middle, high),
-    )
-
-
-def rows(plan: Plan, measurements: Iterable[Measurement]) -> list[dict[str, Any]]:
-    """A flat row for every size and contender. Bandwidths are nccl-tests' algbw and busbw."""
+def rows(plan: Plan, measurements: Iterable[Measurement]) -> list[Row]:
+    """A row for every size and contender, in the order in which they were measured."""
     found = []
     for measurement in measurements:
-        copy = measurement.times.get("copy SUM")
-        for label, times in measurement.times.items():
-            backend, op = label.split()
-            summary = summarize(times)
+        copy_us = _copy_us(measurement)
+        for contender, each in measurement.found.items():
+            summary = summarize(each.times)
+            low, high = median_interval(each.times) or (None, None)
             algbw = measurement.nbytes / 1e3 / summary.median
             found.append(
-                {
-                    "backend": backend,
-                    "world": plan.world,
-                    "bytes": measurement.nbytes,
-                    "dtype": plan.dtype,
-                    "op": op,
-                    "in_place": True,
-                    "time_us": summary.median,
-                    "time_us_min": summary.minimum,
-                    "time_us_p99": summary.p99,
-                    "algbw_GBps": algbw,
-                    "busbw_GBps": algbw * 2 * (plan.world - 1) / plan.world,
-                    "wrong": measurement.wrong[label],
-                    "copy_us": None if copy is None else summarize(copy).median,
-                    "calls": times.size,
-                }
+                Row(
+                    backend=contender.backend,
+                    world=plan.world,
+                    bytes=measurement.nbytes,
+                    dtype=measurement.dtype,
+                    op=contender.op.name,
+                    in_place=contender.in_place,
+                    time_us=summary.median,
+                    time_us_min=summary.minimum,
+                    time_us_p99=summary.p99,
+                    time_us_low=low,
+                    time_us_high=high,
+                    algbw_GBps=algbw,
+                    busbw_GBps=algbw * 2 * (plan.world - 1) / plan.world,
+                    wrong=each.wrong,
+                    max_relative_error=each.relative_error,
+                    bytes_sent=each.bytes_sent,
+                    copy_us=copy_us,
+                    calls=each.times.size,
+                )
             )
     return found
 
 
-def document(plan: Plan, measurements: list[Measurement], load_at_start: float) -> dict[str, Any]:
-    """What the JSON file holds."""
-    comparisons = [compare(plan, measurement) for measurement in measurements]
-    return {
-        "machine": machine() | {"load_at_start": load_at_start},
-        "plan": dataclasses.asdict(plan),
-        "rows": rows(plan, measurements),
-        "comparisons": [
-            {
-                "bytes": comparison.nbytes,
-                # NaN is no JSON.
-                "hop_ns": None if math.isnan(comparison.hop_ns[1]) else comparison.hop_ns,
-                "ratios": {name: dataclasses.asdict(ratio) for name, ratio in comparison.ratios.items()},
-                "targets": comparison.met,
-            }
-            for comparison in comparisons
-        ],
-    }
+def _copy_us(measurement: Measurement) -> float | None:
+    times = measurement.times(LIMIT, Op.SUM, False)
+    return None if times is None else summarize(times).median
 
 
-def machine() -> dict[str, Any]:
-    """The figures' machine: its processor and versions, not its name."""
-    return {
-        "processor": processor_name(),
-        "cores": len(os.sched_getaffinity(0)),
-        "last_level_cache_bytes": last_level_cache_bytes(),
-        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
+def base_of(plan: Plan) -> str | None:
+    """Whom the others are compared with: the ring, or the first that was asked for; None if nobody reduces."""
+    reducing = [name for name in plan.backends if name != LIMIT]
+    return "ring" if "ring" in reducing else next(iter(reducing), None)
 
 
-def processor_name() -> str:
-    """The processor's model, or at least its architecture."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.machine()
-
-
-def last_level_cache_bytes(default: int = 32 * MB) -> int:
-    """The size of core 0's largest cache, or ``default`` where the system doesn't tell (some containers)."""
-    units = {"K": KB, "M": MB, "G": KB * MB}
+def comparisons(plan: Plan, measurements: Iterable[Measurement]) -> list[Comparison]:
+    """The ratios of every size, operation and place whose two sides were measured."""
     found = []
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = path.read_text().strip()
-        if text[:-1].isdigit() and text[-1] in units:
-            found.append(int(text[:-1]) * units[text[-1]])
-    return max(found, default=default)
+    for measurement in measurements:
+        hops = measurement.hops_ns[~np.isnan(measurement.hops_ns)]
+        low, middle, high = np.percentile(hops, [10, 50, 90]) if len(hops) else (math.nan,) * 3
+        for op in (Op[name] for name in plan.ops):
+            for in_place in (False, True):
+                found.append(
+                    Comparison(
+                        measurement.dtype,
+                        measurement.nbytes,
+                        op,
+                        in_place,
+                        _copy_us(measurement),
+                        _ratios(plan, measurement, op, in_place),
+                        (float(low), float(middle), float(high)) if len(hops) else None,
+                    )
+                )
+    return [comparison for comparison in found if comparison.ratios]
+
+
+def _ratios(plan: Plan, measurement: Measurement, op: Op, in_place: bool) -> dict[str, Ratio]:
+    base = base_of(plan)
+    ours = None if base is None else measurement.times(base, op, in_place)
+    if ours is None:
+        return {}
+    under = {f"{base}_over_{LIMIT}": measurement.times(LIMIT, Op.SUM, False)}
+    if op is Op.MEAN:
+        under["mean_over_sum"] = measurement.times(str(base), Op.SUM, in_place)
+    over = {
+        f"{name}_over_{base}": measurement.times(name, op, in_place)
+        for name in plan.backends
+        if name not in (base, LIMIT)
+    }
+    return {
+        **{name: ratio_of_medians(times, ours) for name, times in over.items() if times is not None},
+        **{name: ratio_of_medians(ours, times) for name, times in under.items() if times is not None},
+    }
+
+
+def document(plan: Plan, report: Report, load_at_start: float) -> dict[str, Any]:
+    """What the JSON file holds; null for what is not known, or not finite."""
+    machine_then = machine() | {"load_at_start": load_at_start, "one_host": report.one_host}
+    found: dict[str, Any] = as_json(
+        {
+            "machine": machine_then,
+            "plan": plan,
+            "rows": rows(plan, report.measurements),
+            "comparisons": [
+                {
+                    "dtype": comparison.dtype,
+                    "bytes": comparison.nbytes,
+                    "op": comparison.op.name,
+                    "in_place": comparison.in_place,
+                    "hop_ns": comparison.hop_ns,
+                    "ratios": comparison.ratios,
+                }
+                for comparison in comparisons(plan, report.measurements)
+            ],
+        }
+    )
+    return found

@@ -1,7 +1,8 @@
-"""What is said of the measured times: medians, tails, and how sure a ratio is."""
+"""What is said of the measured times: medians, tails, and how sure a median or a ratio is."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy.typing as npt
 Times = npt.NDArray[np.float64]  # microseconds, by (round, call in the round)
 
 MEANINGLESS_SPREAD = 0.25  # relative half-width of an interval from which on a ratio says little
+LEAST_ROUNDS = 5  # fewer have no interval: resampling them would show hardly any spread
+RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of medians with its bootstrap 95 % interval."""
+    """A ratio of medians with its bootstrap 95 % interval, which is NaN where too few rounds were measured."""
 
     value: float
     low: float
@@ -31,8 +34,8 @@ class Ratio:
 
     @property
     def is_meaningless(self) -> bool:
-        """Whether the spread leaves nothing to compare."""
-        return self.high - self.low > 2 * MEANINGLESS_SPREAD * self.value
+        """Whether the spread leaves nothing to compare, or isn't known."""
+        return not self.high - self.low <= 2 * MEANINGLESS_SPREAD * self.value
 
 
 def slowest_rank(times_by_rank: npt.NDArray[np.float64]) -> Times:
@@ -45,7 +48,18 @@ def summarize(times: Times) -> Summary:
     return Summary(float(np.median(times)), float(times.min()), float(np.percentile(times, 99)))
 
 
-def ratio_of_medians(numerator: Times, denominator: Times, *, resamples: int = 2000, seed: int = 0) -> Ratio:
+def median_interval(times: Times, *, resamples: int = RESAMPLES, seed: int = 0) -> tuple[float, float] | None:
+    """The bootstrap 95 % interval of the median over all calls, rounds resampled; None for too few rounds."""
+    if len(times) < LEAST_ROUNDS:
+        return None
+    picks = np.random.default_rng(seed).integers(0, len(times), (resamples, len(times)))
+    low, high = np.percentile(_medians(times, picks), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def ratio_of_medians(
+    numerator: Times, denominator: Times, *, resamples: int = RESAMPLES, seed: int = 0
+) -> Ratio:
     """median(numerator) / median(denominator), and the 95 % interval of it.
 
     Whole rounds are resampled, the same ones on both sides: calls of a round follow each other, so a disturbance of
@@ -56,8 +70,14 @@ def ratio_of_medians(numerator: Times, denominator: Times, *, resamples: int = 2
         raise ValueError(
             f"the two sides have {len(numerator)} and {len(denominator)} rounds; measure them in the same rounds"
         )
+    value = float(np.median(numerator) / np.median(denominator))
     rounds = len(numerator)
+    if rounds < LEAST_ROUNDS:
+        return Ratio(value, math.nan, math.nan)
     picks = np.random.default_rng(seed).integers(0, rounds, (resamples, rounds))
-    medians = [np.median(side[picks].reshape(resamples, -1), axis=1) for side in (numerator, denominator)]
-    low, high = np.percentile(medians[0] / medians[1], [2.5, 97.5])
-    return Ratio(float(np.median(numerator) / np.median(denominator)), float(low), float(high))
+    low, high = np.percentile(_medians(numerator, picks) / _medians(denominator, picks), [2.5, 97.5])
+    return Ratio(value, float(low), float(high))
+
+
+def _medians(times: Times, picks: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    return np.asarray(np.median(times[picks].reshape(len(picks), -1), axis=1), dtype=np.float64)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ring_reduce.benchmarks.summary import Ratio, ratio_of_medians, slowest_rank, summarize
+from ring_reduce.benchmarks.summary import Ratio, median_interval, ratio_of_medians, slowest_rank, summarize
 
 
 def test_summary_is_of_all_calls() -> None:
@@ -57,3 +58,23 @@ def test_ratio_refuses_sides_of_different_rounds() -> None:
 @pytest.mark.parametrize(("low", "high", "meaningless"), [(0.9, 1.1, False), (0.5, 1.6, True)])
 def test_wide_intervals_are_called_meaningless(low: float, high: float, meaningless: bool) -> None:
     assert Ratio(1.0, low, high).is_meaningless is meaningless
+
+
+def test_too_few_rounds_have_no_interval() -> None:
+    """Four rounds that happen to agree must not pass for certainty."""
+    ratio = ratio_of_medians(np.full((4, 16), 2.0), np.full((4, 16), 1.0))
+    assert ratio.value == 2.0
+    assert math.isnan(ratio.low)
+    assert math.isnan(ratio.high)
+    assert ratio.is_meaningless
+    assert median_interval(np.ones((4, 16))) is None
+
+
+def test_interval_of_a_median_holds_it_and_is_of_rounds() -> None:
+    random = np.random.default_rng(4)
+    rounds = random.normal(100, 5, (40, 1)) * np.ones((40, 16))
+    low, high = median_interval(rounds) or (math.nan, math.nan)
+    assert low <= float(np.median(rounds)) <= high
+    # 640 independent calls would have an interval a quarter as wide.
+    assert high - low > 1.5
+    assert median_interval(np.full((5, 2), 7.0)) == (7.0, 7.0)
