@@ -1,6 +1,7 @@
 // ring_reduce._core: the CPU ring for Python. Takes addresses and numbers; knows nothing of torch or NumPy.
 #include "accumulate.h"
 #include "cpu_ring.h"
+#include "dlpack_view.h"
 #include "shared_memory.h"
 
 #include <atomic>
@@ -45,6 +46,27 @@ class BoundRing {
     return ring_.run(arguments, interruptible ? &interrupt : nullptr);
   }
 
+  // An all_reduce of torch tensors, `out` being `x` in place; the bytes of their storages and where in these they begin
+  // (in elements) come along, since DLPack does not tell. -1, and nothing done, where they are not plain.
+  double reduce_tensors(const py::object& x, const py::object& out, ElementType type, Normalization normalization,
+                        double divisor, double count, std::pair<std::uint64_t, std::uint64_t> x_storage,
+                        std::pair<std::uint64_t, std::uint64_t> out_storage, bool interruptible) {
+    const auto is_plain = [&](const py::object& tensor, const py::object* like, PlainTensor& view,
+                              std::pair<std::uint64_t, std::uint64_t> storage) {
+      return view_plain(tensor, type, like, view) &&
+             (storage.second + view.elements) * element_bytes(type) <= storage.first;
+    };
+    PlainTensor input{}, output{};
+    if (!is_plain(x, nullptr, input, x_storage)) return -1;
+    if (out.is(x)) {
+      output = input;
+    } else if (!is_plain(out, &x, output, out_storage) || overlap(input, output, element_bytes(type))) {
+      return -1;
+    }
+    return run(Operation::all_reduce, type, normalization, divisor, count, reinterpret_cast<std::uintptr_t>(input.data),
+               reinterpret_cast<std::uintptr_t>(output.data), input.elements, interruptible);
+  }
+
   CpuRing& ring() { return ring_; }
 
   // Whether a call is running, or has not come back to Python: Python must not end under it.
@@ -59,6 +81,12 @@ class BoundRing {
    private:
     std::atomic<int>& running_;
   };
+
+  // Other than in place.
+  static bool overlap(const PlainTensor& a, const PlainTensor& b, std::size_t element_bytes) {
+    const std::size_t bytes = a.elements * element_bytes;
+    return a.data != b.data && a.data < b.data + bytes && b.data < a.data + bytes;
+  }
 
   static std::vector<SharedMapping> map_all(const std::vector<int>& fds, std::size_t bytes) {
     std::vector<SharedMapping> mappings;
@@ -102,6 +130,12 @@ class BoundRing {
   std::atomic<int> running_ = 0;
 };
 
+void check_numbers(int operation, int type, int normalization) {
+  if (operation < 0 || operation > 2 || type < 0 || type >= kElementTypes || normalization < 0 || normalization > 4) {
+    throw py::value_error("operation, type or normalization is out of range");
+  }
+}
+
 const char* class_name(FailureKind kind) {
   switch (kind) {
     case FailureKind::mismatch: return "RingMismatch";
@@ -128,6 +162,7 @@ void translate_failure(std::exception_ptr error) {
 
 void bind_machine(py::module_& module) {
   module.def("create_shared_memory", &create_shared_memory, py::arg("bytes"));
+  module.def("use_exchange_api", &use_exchange_api, py::arg("capsule"));
   module.def("vector_isa", [] { return passes().isa; });
   module.def("vector_bits", [] { return passes().vector_bits; });
   module.attr("WIRE_VERSION") = kWireVersion;
@@ -135,8 +170,11 @@ void bind_machine(py::module_& module) {
 
   module.def(
       "region_bytes",
-      [](int lanes, int depth, std::size_t segment_bytes) { return RegionShape{lanes, depth, segment_bytes}.bytes(); },
-      py::kw_only(), py::arg("lanes"), py::arg("depth"), py::arg("segment_bytes"));
+      [](int lanes, int depth, std::size_t segment_bytes, int world, std::size_t part_bytes) {
+        return RegionShape{lanes, depth, segment_bytes, world, part_bytes}.bytes();
+      },
+      py::kw_only(), py::arg("lanes"), py::arg("depth"), py::arg("segment_bytes"), py::arg("world"),
+      py::arg("part_bytes"));
   module.def(
       "partition",
       [](std::uint64_t elements, std::size_t element_bytes, int world) {
@@ -172,6 +210,24 @@ void bind_accumulator(py::module_& module) {
       py::arg("threads"));
 }
 
+void bind_trace(py::module_& module) {
+  py::class_<TraceEvent>(module, "TraceEvent")
+      .def_property_readonly("name", [](const TraceEvent& event) { return activity_name(event.activity); })
+      .def_property_readonly("category", [](const TraceEvent& event) { return activity_category(event.activity); })
+      .def_readonly("call", &TraceEvent::call)
+      .def_property_readonly("step", [](const TraceEvent& event) { return event.at.step; })
+      .def_property_readonly("chunk", [](const TraceEvent& event) { return event.at.chunk; })
+      .def_property_readonly("segment", [](const TraceEvent& event) { return event.at.segment; })
+      .def_property_readonly("bytes", [](const TraceEvent& event) { return event.at.bytes; })
+      .def_readonly("peer", &TraceEvent::peer)
+      .def_property_readonly("number", [](const TraceEvent& event) { return static_cast<std::int64_t>(event.number); })
+      .def_readonly("start_ns", &TraceEvent::start_ns)
+      .def_readonly("end_ns", &TraceEvent::end_ns);
+  py::class_<LaneTrace>(module, "LaneTrace")
+      .def("events", &LaneTrace::events)
+      .def_property_readonly("dropped", &LaneTrace::dropped);
+}
+
 void bind_ring(py::module_& module) {
   py::class_<Stats>(module, "Stats")
       .def_readonly("calls", &Stats::calls)
@@ -182,34 +238,52 @@ void bind_ring(py::module_& module) {
 
   py::class_<BoundRing>(module, "CpuRing")
       .def(py::init([](int rank, int world, const std::vector<int>& memory_fds, const std::vector<int>& process_fds,
-                       int lanes, int depth, std::size_t segment_bytes, int window, double timeout_s, int spins,
-                       int yields, std::size_t stream_bytes) {
-             const RingSettings settings{rank,   world,       {lanes, depth, segment_bytes}, window, timeout_s, spins,
-                                         yields, stream_bytes};
+                       int lanes, int depth, std::size_t segment_bytes, std::size_t part_bytes, int window,
+                       double timeout_s, int spins, int yields, std::size_t stream_bytes, std::size_t one_shot_bytes,
+                       bool direct) {
+             const RegionShape shape{lanes, depth, segment_bytes, world, part_bytes};
+             const RingSettings settings{rank,  world,  shape,        window,         timeout_s,
+                                         spins, yields, stream_bytes, one_shot_bytes, direct};
              return std::make_unique<BoundRing>(settings, memory_fds, process_fds);
            }),
            py::kw_only(), py::arg("rank"), py::arg("world"), py::arg("memory_fds"), py::arg("process_fds"),
-           py::arg("lanes"), py::arg("depth"), py::arg("segment_bytes"), py::arg("window"), py::arg("timeout_s"),
-           py::arg("spins"), py::arg("yields"), py::arg("stream_bytes"))
+           py::arg("lanes"), py::arg("depth"), py::arg("segment_bytes"), py::arg("part_bytes"), py::arg("window"),
+           py::arg("timeout_s"), py::arg("spins"), py::arg("yields"), py::arg("stream_bytes"),
+           py::arg("one_shot_bytes"), py::arg("direct"))
       .def(
           "run",
           [](BoundRing& self, int operation, int type, int normalization, double divisor, double count,
              std::uintptr_t input, std::uintptr_t output, std::uint64_t elements, bool interruptible) {
-            if (operation < 0 || operation > 2 || type < 0 || type >= kElementTypes || normalization < 0 ||
-                normalization > 4) {
-              throw py::value_error("operation, type or normalization is out of range");
-            }
+            check_numbers(operation, type, normalization);
             return self.run(static_cast<Operation>(operation), static_cast<ElementType>(type),
                             static_cast<Normalization>(normalization), divisor, count, input, output, elements,
                             interruptible);
           },
           py::arg("operation"), py::arg("type"), py::arg("normalization"), py::arg("divisor"), py::arg("count"),
           py::arg("input"), py::arg("output"), py::arg("elements"), py::arg("interruptible"))
+      .def(
+          "reduce_tensors",
+          [](BoundRing& self, const py::object& x, const py::object& out, int type, int normalization, double divisor,
+             double count, std::pair<std::uint64_t, std::uint64_t> x_storage,
+             std::pair<std::uint64_t, std::uint64_t> out_storage, bool interruptible) {
+            check_numbers(0, type, normalization);
+            return self.reduce_tensors(x, out, static_cast<ElementType>(type),
+                                       static_cast<Normalization>(normalization), divisor, count, x_storage,
+                                       out_storage, interruptible);
+          },
+          py::arg("x"), py::arg("out"), py::arg("type"), py::arg("normalization"), py::arg("divisor"), py::arg("count"),
+          py::arg("x_storage"), py::arg("out_storage"), py::arg("interruptible"))
       .def("abort", [](BoundRing& self, const std::string& reason) { self.ring().abort(reason); })
       .def("close", [](BoundRing& self) { self.ring().close(); })
       .def("busy", [](BoundRing& self) { return self.busy(); })
       .def("check", [](BoundRing& self) { self.ring().check(); })
-      .def("stats", [](BoundRing& self) { return self.ring().stats(); });
+      .def("stats", [](BoundRing& self) { return self.ring().stats(); })
+      .def(
+          "start_trace", [](BoundRing& self, std::size_t limit) { return self.ring().start_trace(limit); },
+          py::arg("limit"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "take_trace", [](BoundRing& self) { return self.ring().take_trace(); },
+          py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace
@@ -220,5 +294,6 @@ PYBIND11_MODULE(_core, module) {
   py::register_local_exception_translator(&ring_reduce::translate_failure);
   ring_reduce::bind_machine(module);
   ring_reduce::bind_accumulator(module);
+  ring_reduce::bind_trace(module);
   ring_reduce::bind_ring(module);
 }

@@ -27,6 +27,10 @@ std::string normalization_name(Normalization normalization) {
                  static_cast<std::size_t>(normalization));
 }
 
+std::string algorithm_name(Algorithm algorithm) {
+  return name_of(std::array{"ring", "direct", "one_shot"}, static_cast<std::size_t>(algorithm));
+}
+
 std::string number_text(double value) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.17g", value);
@@ -70,7 +74,14 @@ std::string describe_difference(const Fingerprint& mine, int my_rank, const Fing
   if (std::memcmp(&mine.divisor, &theirs.divisor, sizeof mine.divisor) != 0) {
     return differ("divisor", number_text(mine.divisor), number_text(theirs.divisor));
   }
-  return differ("algorithm", std::to_string(mine.algorithm), std::to_string(theirs.algorithm));
+  return differ("algorithm", algorithm_name(mine.algorithm), algorithm_name(theirs.algorithm));
+}
+
+std::string mismatch_text(const Fingerprint& mine, int my_rank, const Fingerprint& theirs, int their_rank) {
+  return "ranks disagree in call " + std::to_string(mine.call) + ": " +
+         describe_difference(mine, my_rank, theirs, their_rank) + " (rank " + std::to_string(my_rank) + ": " +
+         describe(mine) + "; rank " + std::to_string(their_rank) + ": " + describe(theirs) +
+         "); every rank has to make the same calls in the same order. No tensor was changed";
 }
 
 }  // namespace ring_reduce

@@ -14,7 +14,15 @@ enum class Operation : std::uint8_t { all_reduce, reduce_scatter, all_gather };
 // Numbered as ring_reduce.normalization.Kind.
 enum class Normalization : std::uint8_t { sum, mean, divide_by, divide_by_count, weighted_mean };
 
-inline constexpr std::uint32_t kWireVersion = 1;
+// How the ranks exchange what they reduce. Float32 and float64 come out alike; 16-bit floats are rounded at every hop of
+// the ring, and once by the others.
+enum class Algorithm : std::uint8_t {
+  ring,
+  direct,    // every rank reduces its chunk from all others' memory, and all copy the results
+  one_shot,  // every rank reduces the whole tensor from all others' memory
+};
+
+inline constexpr std::uint32_t kWireVersion = 2;
 
 // What all ranks must agree on. Compared byte by byte, so it has no padding.
 struct Fingerprint {
@@ -25,7 +33,7 @@ struct Fingerprint {
   Operation operation;
   ElementType type;
   Normalization normalization;
-  std::uint8_t algorithm;  // 0: ring
+  Algorithm algorithm;
 
   bool operator==(const Fingerprint& other) const { return std::memcmp(this, &other, sizeof other) == 0; }
 };
@@ -40,7 +48,7 @@ struct SegmentHeader {
 };
 static_assert(sizeof(SegmentHeader) == 64);
 
-constexpr bool uses_count(Normalization normalization) {
+RING_REDUCE_PORTABLE constexpr bool uses_count(Normalization normalization) {
   return normalization == Normalization::divide_by_count || normalization == Normalization::weighted_mean;
 }
 
@@ -49,5 +57,8 @@ std::string describe(const Fingerprint& call);
 
 // Names the first difference: "element count is 1000 on rank 2 and 1001 on rank 1"
 std::string describe_difference(const Fingerprint& mine, int my_rank, const Fingerprint& theirs, int their_rank);
+
+// The whole text of a RingMismatch.
+std::string mismatch_text(const Fingerprint& mine, int my_rank, const Fingerprint& theirs, int their_rank);
 
 }  // namespace ring_reduce

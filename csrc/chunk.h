@@ -59,11 +59,18 @@ RING_REDUCE_INLINE To bits_as(From from) {
   return to;
 }
 
-// A comparison of vectors gives lanes of all ones or all zeros; this picks by them.
+// `mask` is a comparison of vectors.
 template <class Mask>
 RING_REDUCE_INLINE Words select(Mask mask, Words yes, Words no) {
-  const Words m = bits_as<Words>(mask);
-  return (yes & m) | (no & ~m);
+  return mask ? yes : no;
+}
+
+// In the upper halves of words; what stands in the lower ones doesn't matter.
+RING_REDUCE_INLINE Words rounded_to_bfloat16(Floats v) {
+  const Words bits = bits_as<Words>(v);
+  const Words rounded = bits + 0x7fff + ((bits >> 16) & 1);  // to nearest, ties to even
+  const Words quiet_nan = bits | 0x400000;
+  return select(v != v, quiet_nan, rounded);
 }
 
 template <>
@@ -72,12 +79,7 @@ struct Lanes<BFloat16> {
   static constexpr std::size_t kCount = kFloats;
   using Values = Floats;
   RING_REDUCE_INLINE Floats load(const BFloat16* in) { return bits_as<Floats>(load_half_words(in) << 16); }
-  RING_REDUCE_INLINE void store(BFloat16* out, Floats v) {
-    const Words bits = bits_as<Words>(v);
-    const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
-    const Words quiet_nan = (bits >> 16) | 0x40;
-    store_half_words(out, select(v != v, quiet_nan, rounded));
-  }
+  RING_REDUCE_INLINE void store(BFloat16* out, Floats v) { store_half_words(out, rounded_to_bfloat16(v) >> 16); }
 };
 
 template <>
@@ -127,9 +129,35 @@ struct Lanes<Half> {
 #endif
 };
 
+// Elements as the passes take them that read and write one type: two bfloat16 lie in a word, and neither has to be
+// moved out of it to be a float.
+template <class T>
+struct Packed : Lanes<T> {};
+
+template <>
+struct Packed<BFloat16> {
+  using Value = float;
+  static constexpr std::size_t kCount = 2 * kFloats;
+  struct Values {
+    Floats low, high;  // halves of words
+    [[gnu::always_inline]] Values operator*(float x) const { return {low * x, high * x}; }
+    [[gnu::always_inline]] Values operator/(float x) const { return {low / x, high / x}; }
+    [[gnu::always_inline]] Values operator+(const Values& x) const { return {low + x.low, high + x.high}; }
+  };
+  RING_REDUCE_INLINE Values load(const BFloat16* in) {
+    Words words;
+    std::memcpy(&words, in, sizeof words);
+    return {bits_as<Floats>(words << 16), bits_as<Floats>(words & 0xffff0000)};
+  }
+  RING_REDUCE_INLINE void store(BFloat16* out, const Values& v) {
+    const Words words = (rounded_to_bfloat16(v.low) >> 16) | (rounded_to_bfloat16(v.high) & 0xffff0000);
+    std::memcpy(out, &words, sizeof words);
+  }
+};
+
 template <class T, bool kTwo, bool kScaled, bool kDivide>
 RING_REDUCE_INLINE void combine_vector(T* out, const T* x, const T* y, const Combine& c) {
-  using L = Lanes<T>;
+  using L = Packed<T>;
   using Value = typename L::Value;
   typename L::Values v = L::load(x);
   if constexpr (kScaled) v = v * static_cast<Value>(c.x_scale);
@@ -145,7 +173,7 @@ RING_REDUCE_INLINE void combine_vector(T* out, const T* x, const T* y, const Com
 
 template <class T, bool kTwo, bool kScaled, bool kDivide>
 static void combine_loop(const Combine& c) {
-  constexpr std::size_t kCount = Lanes<T>::kCount;
+  constexpr std::size_t kCount = Packed<T>::kCount;
   T* out = reinterpret_cast<T*>(c.out);
   const T* x = reinterpret_cast<const T*>(c.x);
   const T* y = reinterpret_cast<const T*>(c.y);

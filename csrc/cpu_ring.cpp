@@ -1,8 +1,10 @@
 #include "cpu_ring.h"
 
+#include "process.h"
+
 #include <algorithm>
 #include <system_error>
-#include <unistd.h>
+#include <utility>
 
 namespace ring_reduce {
 
@@ -10,6 +12,8 @@ namespace {
 
 // A lane is worth a thread's hand-over from this many bytes of a chunk on.
 constexpr std::uint64_t kLaneBytes = 256 * 1024;
+
+std::uint64_t ceil_divide(std::uint64_t a, std::uint64_t b) { return (a + b - 1) / b; }
 
 MoveRange moves_of(Operation operation, int world) {
   switch (operation) {
@@ -24,7 +28,7 @@ MoveRange moves_of(Operation operation, int world) {
 
 CpuRing::CpuRing(const RingSettings& settings, const std::vector<std::byte*>& regions, std::vector<int> process_fds)
     : group_(settings, regions, std::move(process_fds)),
-      process_(getpid()),
+      process_(current_process()),
       threads_(std::make_unique<LaneThreads>()),
       lanes_(static_cast<std::size_t>(settings.shape.lanes)) {}
 
@@ -34,17 +38,27 @@ CpuRing::~CpuRing() {
 }
 
 // A fork has the memory but is not the rank.
-bool CpuRing::forked() const { return getpid() != process_; }
+bool CpuRing::forked() const { return current_process() != process_; }
 
 double CpuRing::run(const CallArguments& arguments, const Interrupt* interrupt) {
   check_fork();  // before any lock: a thread of the parent may have held it at the fork
   const std::scoped_lock lock(calling_);
   check();
   ++calls_;
-  group_.own_control().started_calls.store(calls_, std::memory_order_release);
   const Call call = plan(arguments);
-  start_lanes(call.lanes);
+  group_.announce(call.fingerprint);
+  if (call.lanes == 1) {
+    run_lane(call, 0, interrupt);
+  } else {
+    run_lanes(call, interrupt);
+  }
+  group_.own_control().completed_calls.store(calls_, std::memory_order_release);
+  keep_stats();
+  return uses_count(arguments.normalization) ? lanes_[0].total_count : 0;
+}
 
+void CpuRing::run_lanes(const Call& call, const Interrupt* interrupt) {
+  start_lanes(call.lanes);
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(call.lanes));
   threads_->run(call.lanes, [&](int lane) {
     try {
@@ -56,9 +70,9 @@ double CpuRing::run(const CallArguments& arguments, const Interrupt* interrupt) 
   for (const std::exception_ptr& error : errors) {
     if (error) std::rethrow_exception(error);
   }
-  group_.own_control().completed_calls.store(calls_, std::memory_order_release);
+}
 
-  const std::scoped_lock stats_lock(stats_mutex_);
+void CpuRing::keep_stats() {
   Stats stats{.calls = calls_};
   for (const LaneState& lane : lanes_) {
     stats.bytes_sent += lane.bytes_sent;
@@ -66,8 +80,8 @@ double CpuRing::run(const CallArguments& arguments, const Interrupt* interrupt) 
     stats.header_bytes_sent += lane.header_bytes_sent;
     stats.seconds_waiting += lane.seconds_waiting;
   }
+  const std::scoped_lock lock(stats_mutex_);
   stats_ = stats;
-  return uses_count(arguments.normalization) ? lanes_[0].total_count : 0;
 }
 
 // A lane that can't run must not leave the other ranks waiting for it.
@@ -82,12 +96,21 @@ void CpuRing::start_lanes(int lanes) {
   }
 }
 
+// A function of the arguments and of what the ranks agreed on.
+Algorithm CpuRing::algorithm_of(const CallArguments& arguments) const {
+  const RingSettings& s = group_.settings;
+  if (arguments.operation != Operation::all_reduce || s.world == 1) return Algorithm::ring;
+  const std::uint64_t bytes = arguments.elements * element_bytes(arguments.type);
+  if (bytes <= std::min(s.one_shot_bytes, s.shape.input_bytes())) return Algorithm::one_shot;
+  return s.direct ? Algorithm::direct : Algorithm::ring;
+}
+
 Call CpuRing::plan(const CallArguments& arguments) const {
   const RingSettings& s = group_.settings;
   Call call{};
-  call.fingerprint = {calls_,         arguments.elements,      arguments.divisor, kWireVersion, arguments.operation,
-                      arguments.type, arguments.normalization,
-                      /*algorithm=*/0};
+  call.fingerprint = {
+      calls_,         arguments.elements,      arguments.divisor,      kWireVersion, arguments.operation,
+      arguments.type, arguments.normalization, algorithm_of(arguments)};
   call.input = arguments.input;
   call.output = arguments.output;
   call.count = uses_count(arguments.normalization) ? arguments.count : 1.0;
@@ -105,8 +128,9 @@ Call CpuRing::plan(const CallArguments& arguments) const {
   for (int lane = 0; lane < call.lanes; ++lane) {
     lane_elements = std::max(lane_elements, call.partition.lane(0, lane, call.lanes).elements);
   }
-  call.segment_elements = s.shape.segment_bytes / element;
-  call.segments = std::max<std::uint64_t>(1, (lane_elements + call.segment_elements - 1) / call.segment_elements);
+  const bool by_segments = call.fingerprint.algorithm == Algorithm::ring;
+  call.segment_elements = (by_segments ? s.shape.segment_bytes : s.shape.part_bytes) / element;
+  call.segments = std::max<std::uint64_t>(1, ceil_divide(lane_elements, call.segment_elements));
   // In place the lines of the output are in a cache already: they were read a moment ago.
   call.stream = arguments.input != arguments.output && arguments.elements * element >= s.stream_bytes;
   return call;
@@ -115,7 +139,14 @@ Call CpuRing::plan(const CallArguments& arguments) const {
 void CpuRing::run_lane(const Call& call, int lane, const Interrupt* interrupt) {
   const RingSettings& s = group_.settings;
   LaneState& state = lanes_[static_cast<std::size_t>(lane)];
-  Wait wait(group_, call.fingerprint.call, interrupt);
+  if (state.trace != nullptr) state.trace->begin_call(call.fingerprint.call);
+  Wait wait(group_, call.fingerprint, interrupt);
+  if (call.fingerprint.algorithm != Algorithm::ring) {
+    DirectPort port(group_, call, lane, state, wait);
+    run_direct(port, call.segments, call.fingerprint.algorithm == Algorithm::direct);
+    state.seconds_waiting += wait.seconds();
+    return;
+  }
   LanePort port(group_, call, lane, state, wait);
   const auto window = static_cast<std::uint64_t>(s.window);
   if (call.fingerprint.operation == Operation::all_gather) {
@@ -160,6 +191,22 @@ Stats CpuRing::stats() const {
   check_fork();
   const std::scoped_lock lock(stats_mutex_);
   return stats_;
+}
+
+bool CpuRing::start_trace(std::size_t limit) {
+  check_fork();
+  const std::scoped_lock lock(calling_);
+  if (!traces_.empty()) return false;
+  traces_.assign(lanes_.size(), LaneTrace(limit));
+  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) lanes_[lane].trace = &traces_[lane];
+  return true;
+}
+
+std::vector<LaneTrace> CpuRing::take_trace() {
+  check_fork();
+  const std::scoped_lock lock(calling_);
+  for (LaneState& lane : lanes_) lane.trace = nullptr;
+  return std::exchange(traces_, {});
 }
 
 }  // namespace ring_reduce

@@ -1,6 +1,8 @@
 // A rank of a ring over shared memory: checks a call, cuts it into lanes and runs them.
 #pragma once
 
+#include "direct.h"
+#include "direct_schedule.h"
 #include "lane_threads.h"
 #include "ring.h"
 
@@ -53,10 +55,19 @@ class CpuRing {
 
   Stats stats() const;
 
+  // Records what the lanes do, from the next call on: the first `limit` events of each. False if it is on already.
+  // Waits for a running call.
+  bool start_trace(std::size_t limit);
+  // Ends it; what was recorded, by lane. Waits for a running call.
+  std::vector<LaneTrace> take_trace();
+
  private:
+  Algorithm algorithm_of(const CallArguments& arguments) const;
   Call plan(const CallArguments& arguments) const;
+  void run_lanes(const Call& call, const Interrupt* interrupt);
   void start_lanes(int lanes);
   void run_lane(const Call& call, int lane, const Interrupt* interrupt);
+  void keep_stats();
 
   bool forked() const;
   void check_fork() const;
@@ -65,6 +76,7 @@ class CpuRing {
   const pid_t process_;
   std::unique_ptr<LaneThreads> threads_;
   std::vector<LaneState> lanes_;
+  std::vector<LaneTrace> traces_;
   std::uint64_t calls_ = 0;
   std::atomic<bool> closed_ = false;
   std::mutex calling_;

@@ -19,7 +19,7 @@ struct BFloat16 {
   std::uint16_t bits;
 };
 
-constexpr std::size_t element_bytes(ElementType type) {
+RING_REDUCE_PORTABLE constexpr std::size_t element_bytes(ElementType type) {
   switch (type) {
     case ElementType::float64: return 8;
     case ElementType::float32: return 4;
@@ -31,7 +31,7 @@ constexpr std::size_t element_bytes(ElementType type) {
   return 0;
 }
 
-constexpr bool is_integer(ElementType type) {
+RING_REDUCE_PORTABLE constexpr bool is_integer(ElementType type) {
   switch (type) {
     case ElementType::float64:
     case ElementType::float32:

@@ -46,8 +46,10 @@ Group::Group(const RingSettings& given, const std::vector<std::byte*>& regions, 
     throw std::invalid_argument("rank, world, regions and process descriptors do not fit together");
   }
   if (settings.window < 1 || settings.window >= settings.shape.depth || settings.shape.lanes < 1 ||
-      settings.shape.segment_bytes == 0 || settings.shape.segment_bytes % kLineBytes != 0) {
-    throw std::invalid_argument("a ring needs 1 <= window < depth, lanes >= 1 and segments of whole lines");
+      settings.shape.segment_bytes == 0 || settings.shape.segment_bytes % kLineBytes != 0 ||
+      settings.shape.part_bytes == 0 || settings.shape.part_bytes % kLineBytes != 0 ||
+      settings.shape.world != settings.world) {
+    throw std::invalid_argument("a ring needs 1 <= window < depth, lanes >= 1, and segments and parts of whole lines");
   }
   for (std::byte* base : regions) regions_.emplace_back(base, settings.shape);
 }
@@ -56,6 +58,31 @@ void Group::wake(int rank) const {
   for (int lane = 0; lane < settings.shape.lanes; ++lane) {
     SharedPlatform::futex_wake(region(rank).posted(lane).value);
     SharedPlatform::futex_wake(region(rank).taken(lane).value);
+    SharedPlatform::futex_wake(region(rank).inputs(lane).value);
+    SharedPlatform::futex_wake(region(rank).results(lane).value);
+  }
+}
+
+void Group::announce(const Fingerprint& call) {
+  const auto words = std::bit_cast<std::array<std::uint64_t, kFingerprintWords>>(call);
+  Control& own = own_control();
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    own.announced[call.call % 2][i].store(words[i], std::memory_order_relaxed);
+  }
+  own.started_calls.store(call.call, std::memory_order_release);  // pairs with check_announced()
+}
+
+void Group::check_announced(const Fingerprint& call) {
+  for (int rank = 0; rank < settings.world; ++rank) {
+    if (control(rank).started_calls.load(std::memory_order_acquire) < call.call) continue;
+    std::array<std::uint64_t, kFingerprintWords> words{};
+    for (std::size_t i = 0; i < words.size(); ++i) {
+      words[i] = control(rank).announced[call.call % 2][i].load(std::memory_order_relaxed);
+    }
+    const auto theirs = std::bit_cast<Fingerprint>(words);
+    if (theirs.call == call.call && !(theirs == call)) {
+      throw fail(FailureKind::mismatch, call.call, mismatch_text(call, settings.rank, theirs, rank));
+    }
   }
 }
 

@@ -13,11 +13,13 @@ struct RingSettings {
   int rank;
   int world;
   RegionShape shape;
-  int window;                // segments that go through a step together; 1 to depth - 1
-  double timeout_s;          // of a wait without progress
-  int spins;                 // polls before a waiting thread yields its core
-  int yields;                // times it yields before it sleeps
-  std::size_t stream_bytes;  // from this size of the whole tensor on, outputs go past the caches
+  int window;                  // segments that go through a step together; 1 to depth - 1
+  double timeout_s;            // of a wait without progress
+  int spins;                   // polls before a waiting thread yields its core
+  int yields;                  // times it yields before it sleeps
+  std::size_t stream_bytes;    // from this size of the whole tensor on, outputs go past the caches
+  std::size_t one_shot_bytes;  // up to this size of the whole tensor, an all_reduce is one exchange
+  bool direct;                 // beyond it, an all_reduce is direct; else it goes round the ring
 };
 
 class Group {
@@ -32,6 +34,9 @@ class Group {
   const Region& region(int rank) const { return regions_[static_cast<std::size_t>(rank)]; }
   Control& control(int rank) const { return region(rank).control(); }
   Control& own_control() const { return control(settings.rank); }
+
+  // Tells the others which call this rank begins.
+  void announce(const Fingerprint& call);
 
   // True once any rank has failed the ring.
   bool failed() const { return own_control().failed_by.load(std::memory_order_acquire) != 0; }
@@ -48,6 +53,10 @@ class Group {
 
   // Fails the ring if a peer that `call` needs has ended or has closed it.
   void check_peers(std::uint64_t call);
+
+  // Fails the ring if a peer is in a call of the same number and of another kind. Headers tell that first, unless the
+  // two calls use different algorithms, so that each rank waits where the other does not write.
+  void check_announced(const Fingerprint& call);
 
   // For the text of a time-out, the rank that holds up a wait for left (for right): the nearest one on that side that
   // has a segment to take (a free slot to fill) and does not go on. Ranks in between wait as this one does.

@@ -17,6 +17,17 @@ struct Combine {
   double divisor = 1.0;
 };
 
+// out = (inputs[0] * scales[0] + inputs[1] * scales[1] + ...) / divisor, added in this order, and computed as in Combine.
+// `out` may be one of the inputs; else it overlaps none.
+struct AddAll {
+  std::byte* out;
+  const std::byte* const* inputs;
+  const double* scales;
+  std::size_t count;  // of the inputs, at least 1
+  std::size_t elements;
+  double divisor;
+};
+
 // sum = sum + scale * x, or sum = scale * x where `fresh`: what stood in a fresh sum does not matter, NaN included. The
 // sum is float64 for float64, else float32, and both operations round in its type. A scale of 0 leaves x out by choosing,
 // not by multiplying, so that a NaN stays out. `x` may be the sum; else they don't overlap.
@@ -41,6 +52,7 @@ struct Passes {
   const char* isa;
   int vector_bits;
   void (*combine[kElementTypes])(const Combine&);
+  void (*add_all[kElementTypes])(const AddAll&);
   void (*accumulate[kFloatTypes])(const Accumulate&);  // by the type of x
   void (*divide[kFloatTypes])(const Divide&);          // by the type of out
   // Like memcpy, past the caches. Its stores are fenced before it returns, so that a later publish() covers them.

@@ -44,7 +44,7 @@ void Wait::until_slowly(SharedCounter& counter, std::uint64_t target, const std:
     } else {
       sleep_until(counter, target);
     }
-    const bool failed = group_.failed(call_);  // looked at first: what arrived before a failure counts
+    const bool failed = group_.failed(call_.call);  // looked at first: what arrived before a failure counts
     arrived = observed(counter) >= target;
     if (!arrived && failed) throw group_.failure();
     waited_s = seconds_since(start);
@@ -59,15 +59,16 @@ void Wait::until_slowly(SharedCounter& counter, std::uint64_t target, const std:
 
 void Wait::check(double waited_s, const std::function<Awaited()>& what) {
   check_interrupt();
-  group_.check_peers(call_);
+  group_.check_announced(call_);
+  group_.check_peers(call_.call);
   if (waited_s < group_.settings.timeout_s) return;
-  throw group_.fail(FailureKind::timeout, call_, timeout_text(waited_s, what()));
+  throw group_.fail(FailureKind::timeout, call_.call, timeout_text(waited_s, what()));
 }
 
 std::string Wait::timeout_text(double waited_s, const Awaited& awaited) const {
   std::array<char, 32> time{};
   std::snprintf(time.data(), time.size(), "%.1f s", waited_s);
-  std::string cause = group_.late_ranks(call_);
+  std::string cause = group_.late_ranks(call_.call);
   if (cause.empty() && awaited.stalled != awaited.neighbour) {
     cause = "; rank " + std::to_string(awaited.neighbour) + " waits as well, and rank " +
             std::to_string(awaited.stalled) + " does not go on";
@@ -81,8 +82,9 @@ void Wait::check_interrupt() {
   try {
     (*interrupt_)();
   } catch (...) {
-    group_.fail(FailureKind::aborted, call_,
-                "rank " + std::to_string(group_.settings.rank) + " was interrupted in call " + std::to_string(call_));
+    group_.fail(
+        FailureKind::aborted, call_.call,
+        "rank " + std::to_string(group_.settings.rank) + " was interrupted in call " + std::to_string(call_.call));
     throw;
   }
 }

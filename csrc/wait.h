@@ -20,14 +20,15 @@ struct Awaited {
 class Wait {
  public:
   // `interrupt` may be null.
-  Wait(Group& group, std::uint64_t call, const Interrupt* interrupt)
+  Wait(Group& group, const Fingerprint& call, const Interrupt* interrupt)
       : group_(group), call_(call), interrupt_(interrupt) {}
 
   // Until the counter has reached `target`; `what` returns an Awaited.
   // Throws RingFailure when the ring fails, a peer is lost or the time is up.
   template <class What>
   void until(SharedCounter& counter, std::uint64_t target, const What& what) {
-    if (observed(counter) < target) until_slowly(counter, target, what);
+    if (observed(counter) < target)
+      until_slowly(counter, target, std::cref(what));  // a reference: nothing is allocated
   }
 
   double seconds() const { return seconds_; }
@@ -40,7 +41,7 @@ class Wait {
   void check_interrupt();
 
   Group& group_;
-  std::uint64_t call_;
+  const Fingerprint& call_;
   const Interrupt* interrupt_;
   double seconds_ = 0;
 };

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from . import _core
+
 # Numbered as ElementType in csrc/element.h.
 ELEMENT_TYPES = {"float64": 0, "float32": 1, "float16": 2, "bfloat16": 3, "int32": 4, "int64": 5}
 INTEGERS = frozenset({"int32", "int64"})
@@ -40,8 +42,8 @@ def library_of(x: Any) -> Library:
         return _NUMPY
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        _TORCH.torch = torch
-        return _TORCH
+        TORCH.torch = torch
+        return TORCH
     raise TypeError(f"a ring takes a torch tensor or a NumPy array, not {type(x).__name__}; convert it first")
 
 
@@ -136,6 +138,21 @@ class _Torch:
     def __init__(self) -> None:
         self._names: dict[Any, str] = {}
         self._kinds: set[type] = set()  # checked before
+        self._exchanged: set[type] = set()  # those of them that the core can look at
+        self._increment_versions: Any = None
+
+    def plain_type(self, x: Any) -> str | None:
+        """The element type of a tensor of which the core may see by itself whether it can take it as it is.
+
+        None for anything else, for a tensor of a torch without DLPack's C exchange API, and for the first of its kind.
+        """
+        if type(x) not in self._exchanged or x.is_neg():
+            return None
+        return self._names.get(x.dtype)
+
+    def storage(self, x: Any) -> tuple[int, int]:
+        """Bytes of the storage of ``x``, and the number of its element that ``x`` begins with."""
+        return x.untyped_storage().nbytes(), x.storage_offset()
 
     def check(self, x: Any) -> str:
         if type(x) not in self._kinds:
@@ -160,6 +177,11 @@ class _Torch:
                 f"wraps (x.to_local() of a DTensor)"
             )
         self._kinds.add(kind)
+        if len(self._kinds) == 1:
+            self._increment_versions = self._quick_increment()
+        if (capsule := getattr(tensor, "__dlpack_c_exchange_api__", None)) is not None:
+            _core.use_exchange_api(capsule)
+            self._exchanged.add(kind)
 
     def _check_memory(self, x: Any) -> None:
         """``ValueError`` unless the memory of ``x`` reaches to its last element: the core trusts the address."""
@@ -210,9 +232,24 @@ class _Torch:
 
     def written(self, x: Any) -> None:
         # A store through a raw pointer is unknown to autograd, which must refuse a backward that saved the old values.
-        if not x.is_inference():
+        if self._increment_versions is not None:
+            self._increment_versions((x,))
+        elif not x.is_inference():
             self.torch.autograd.graph.increment_version(x)
+
+    def _quick_increment(self) -> Any:
+        """What ``increment_version`` calls in newer versions of torch: without its look at the argument, and with its
+        own at inference tensors; None where it is something else."""
+        try:
+            with self.torch.inference_mode():
+                inference = self.torch.empty(1)
+            plain = self.torch.empty(1)
+            version = plain._version
+            self.torch._C._increment_version((plain, inference))
+        except (AttributeError, TypeError, RuntimeError):
+            return None
+        return self.torch._C._increment_version if plain._version == version + 1 else None
 
 
 _NUMPY = _Numpy()
-_TORCH = _Torch()
+TORCH = _Torch()

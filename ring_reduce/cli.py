@@ -32,6 +32,11 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "bench": Command(
+        "ring_reduce.benchmarks.command",
+        "measure all-reduces side by side: the ring, Gloo, MPI and others, and a plain copy",
+        "bench",
+    ),
     "demo": Command(
         "ring_reduce.demo",
         "train a small network on real images over the ring, and check every gradient",
@@ -39,6 +44,11 @@ COMMANDS = {
     ),
     "doctor": Command(
         "ring_reduce.doctor", "say what this machine can do, and why not where it cannot", None
+    ),
+    "trace": Command(
+        "ring_reduce.tracing.command",
+        "show what every rank waits for and does, call by call, as a timeline for Perfetto",
+        None,
     ),
     "verify": Command(
         "ring_reduce.verification.command",

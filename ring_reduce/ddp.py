@@ -80,12 +80,15 @@ class RingHookState:
                 self._buckets = []
                 self._in_use = self._take_count()
             count = self._in_use if self.normalization.uses_count else None
+            ranges = self.ring._ranges
+            watched = ranges.flag._is_profiler_enabled
+            end_range = ranges.begin_bucket(bucket, self.normalization) if watched else None
             work = self.ring.all_reduce(bucket.buffer(), self.normalization, count=count, async_op=True)
             self._buckets.append(_Bucket(work))
             if bucket.is_last():
                 self._in_use = None
                 self.reductions += 1
-            return work.get_future()
+            return work.get_future() if end_range is None else end_range(work.get_future())
 
     def _take_count(self) -> float | None:
         """The count of the backward that starts to be reduced."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 class Kind(enum.IntEnum):
@@ -36,20 +36,20 @@ class Normalization:
 
     kind: Kind
     total: float = 1.0  # the divisor of DIVIDE_BY; 1.0 otherwise
+    # Of `kind`, and read in every call.
+    number: int = field(init=False, repr=False, compare=False)
+    uses_count: bool = field(init=False, repr=False, compare=False)  # whether a call needs count=
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", Kind(self.kind))
+        object.__setattr__(self, "number", int(self.kind))
+        object.__setattr__(self, "uses_count", self.kind in (Kind.DIVIDE_BY_COUNT, Kind.WEIGHTED_MEAN))
         if self.kind is not Kind.DIVIDE_BY and self.total != 1.0:
             raise ValueError(f"{self.kind.name} takes no total, and it is {self.total}; use divide_by(total)")
         if not (math.isfinite(self.total) and self.total > 0):
             raise ValueError(
                 f"divide_by takes a positive finite number, not {self.total}: it divides the sum over ranks"
             )
-
-    @property
-    def uses_count(self) -> bool:
-        """Whether a call needs ``count=``."""
-        return self.kind in (Kind.DIVIDE_BY_COUNT, Kind.WEIGHTED_MEAN)
 
     def divisor(self, world: int, total_count: float) -> float:
         """What the sum over ``world`` ranks is divided by; 0 where nothing was counted, and the result is 0."""

@@ -11,12 +11,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .bootstrap import Member, Store
-from .call import Call, all_gather_call, all_reduce_call, reduce_scatter_call
+from .call import Call, all_gather_call, all_reduce_call, reduce_plain_tensors, reduce_scatter_call
 from .checks import timeout_s, whole
 from .ending import CLOSE_TIMEOUT_S, finish_calls, shut_down
 from .errors import RingClosed, RingError, text_of
 from .normalization import SUM, Normalization
-from .shm import Tuning, open_ring
+from .ranges import Ranges
+from .shm import ALGORITHMS, Tuning, open_ring
 from .work import CommunicationThread, Work
 
 if TYPE_CHECKING:
@@ -28,9 +29,11 @@ class RingStats:
     """What a ring has done on this rank so far. Bytes are those really moved."""
 
     calls: int
-    bytes_sent: int  # elements; an all_reduce of s bytes sends 2s - |chunk r| - |chunk r+1|, about 2(n-1)s/n
+    # Elements. Of an all_reduce of s bytes about 2(n-1)s/n: round the ring 2s - |chunk r| - |chunk r+1|, directly
+    # s + (n-2) |chunk r|. In one shot (n-1)s.
+    bytes_sent: int
     bytes_received: int
-    header_bytes_sent: int  # 64 a segment, beside bytes_sent
+    header_bytes_sent: int  # 64 a segment, or a step and peer, beside bytes_sent
     seconds_waiting: float  # for other ranks, summed over lanes
     last_count: float  # total count of the last call that had one; 0 before
 
@@ -51,6 +54,10 @@ class Ring:
             default ``RING_REDUCE_TIMEOUT`` or 300.
         lanes: threads a rank; the fewest that any rank asks for count. Default: the cores divided among the ranks,
             at most 4. Results do not depend on it.
+        algorithm: of :meth:`all_reduce`, the same on all ranks: ``"ring"`` goes round the ring; ``"direct"`` lets every
+            rank read the others' memory, with fewer hand-overs; ``"auto"`` takes one by size and world, and for small
+            tensors of either kind one exchange. Bits of float64, float32 and integers do not depend on it; 16-bit
+            floats are rounded at each hop of the ring, and once otherwise.
 
     Raises:
         RingTimeout: a rank did not arrive; it is named.
@@ -67,6 +74,7 @@ class Ring:
         name: str = "default",
         timeout: float | timedelta | None = None,
         lanes: int | None = None,
+        algorithm: str = "auto",
         _tuning: dict[str, Any] | None = None,
     ) -> None:
         rank, world = whole(rank, "rank"), whole(world, "world")
@@ -76,6 +84,8 @@ class Ring:
             )
         if lanes is not None and not 1 <= whole(lanes, "lanes") <= 64:
             raise ValueError(f"lanes={lanes}: a ring has 1 to 64 lanes")
+        if algorithm not in ALGORITHMS:
+            raise ValueError(f"algorithm={algorithm!r}; there are auto, ring and direct")
         if store is not None and not all(hasattr(store, name) for name in ("set", "get", "check")):
             raise TypeError(
                 f"store is a {type(store).__name__}; a ring meets in a torch.distributed.Store, or what has its set(), "
@@ -85,11 +95,13 @@ class Ring:
         self.world = world
         self.name = name
         self.timeout = timeout_s(timeout)
+        self._ranges = Ranges(self.transport)
         self._member = Member(rank, world, name)
-        self._shm = open_ring(self._member, store, self.timeout, lanes, Tuning(**(_tuning or {})))
+        self._shm = open_ring(self._member, store, self.timeout, lanes, algorithm, Tuning(**(_tuning or {})))
         self._core = self._shm.core
         self._thread = CommunicationThread(f"ring_reduce {name} rank {rank}")
         self._process = os.getpid()
+        self._main_thread = threading.main_thread().ident  # which alone handles signals
         self._last_count = 0.0
         self._closed = False
         # A ring that is dropped, or open when Python exits, tells the others that it is gone.
@@ -105,6 +117,7 @@ class Ring:
         name: str = "default",
         timeout: float | timedelta | None = None,
         lanes: int | None = None,
+        algorithm: str = "auto",
         _tuning: dict[str, Any] | None = None,
     ) -> Ring:
         """The ring of a torch.distributed process group (default: the world), whose store it meets in.
@@ -124,7 +137,16 @@ class Ring:
             raise ValueError("this process is not a member of the group; make the ring on its members only")
         store = _get_process_group_store(members)
         world = dist.get_world_size(members)
-        return cls(store, rank=rank, world=world, name=name, timeout=timeout, lanes=lanes, _tuning=_tuning)
+        return cls(
+            store,
+            rank=rank,
+            world=world,
+            name=name,
+            timeout=timeout,
+            lanes=lanes,
+            algorithm=algorithm,
+            _tuning=_tuning,
+        )
 
     @property
     def transport(self) -> str:
@@ -192,6 +214,17 @@ class Ring:
             RingMismatch: ranks called with different arguments; no tensor was changed.
             RingTimeout, PeerLost, RingAborted, RingClosed: see :mod:`ring_reduce.errors`.
         """
+        if self._thread.idle and not async_op:
+            caller = threading.get_ident()
+            watched = self._ranges.flag._is_profiler_enabled
+            if not (self._closed or watched or caller == self._thread.ident):
+                result = x if out is None else out
+                interruptible = caller == self._main_thread
+                total = reduce_plain_tensors(self._core, x, normalization, result, count, interruptible)
+                if total >= 0:
+                    if normalization.uses_count:
+                        self._last_count = total
+                    return result
         return self._start(all_reduce_call(x, normalization, out, count), async_op)
 
     def reduce_scatter(
@@ -266,15 +299,14 @@ class Ring:
         if self._closed:
             self.check()
         if not async_op:
-            if self._thread.is_current():
+            if threading.get_ident() == self._thread.ident:
                 raise RuntimeError(
                     f"{self._member.who}: a synchronous call in a callback would wait for the thread that it runs on; "
                     f"pass async_op=True"
                 )
             if self._thread.idle:
-                # No hand-over to the thread in the time of a small message. Only the main thread handles signals.
-                interruptible = threading.current_thread() is threading.main_thread()
-                return self._run(call, interruptible)
+                # No hand-over to the thread in the time of a small message.
+                return self._run(call, threading.get_ident() == self._main_thread)
         self.check()
         work = Work(self._thread.submit(lambda: self._run(call, interruptible=False)), call)
         if async_op:
@@ -287,7 +319,11 @@ class Ring:
             raise
 
     def _run(self, call: Call, interruptible: bool) -> Any:
-        result = call.run(self._core, interruptible)
+        if self._ranges.flag._is_profiler_enabled:
+            with self._ranges.call(call):
+                result = call.run(self._core, interruptible)
+        else:
+            result = call.run(self._core, interruptible)
         if call.normalization.uses_count:
             self._last_count = call.total_count
         return result

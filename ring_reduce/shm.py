@@ -12,11 +12,13 @@ from .errors import RingError, RingMismatch
 from .handshake import make_together
 from .machine import cpu_quota, memory_left, usable_cores
 
+ALGORITHMS = ("auto", "ring", "direct")
+
 MAX_LANES = 4
 
-# A few microseconds. More would be lost where two ranks share a core for a while; a yield that finds nothing else to
-# run returns as fast as a spin.
-SPINS = 100
+# Some ten microseconds, as long as ranks that call at the same time wait for each other; a yield, a system call, would
+# cost a part of that each time. More would be lost where two ranks share a core for a while.
+SPINS = 1000
 YIELDS = 200
 # With more ranks than cores a yield lets another rank run, unless each is a session of its own, as torchrun makes them:
 # Linux then schedules sessions, and a yield stays within one. So few yields, then the futex.
@@ -33,6 +35,8 @@ class Tuning:
     segment_bytes: int = 256 << 10
     depth: int = 4
     window: int = 2
+    part_bytes: int = 64 << 10  # of a chunk, in a step of the direct all-reduce
+    one_shot_bytes: int = 16 << 10  # of a tensor
     stream_bytes: int = 8 << 20
     spins: int | None = None  # None: spin where there is a core for every rank
     yields: int | None = None  # None: many or few, by the same rule
@@ -57,7 +61,7 @@ class ShmRing:
 
 
 def open_ring(
-    member: Member, store: Store | None, timeout: float, lanes: int | None, tuning: Tuning
+    member: Member, store: Store | None, timeout: float, lanes: int | None, algorithm: str, tuning: Tuning
 ) -> ShmRing:
     """Makes the ring together with all other ranks; an error of one is an error on all."""
     hello = {
@@ -68,6 +72,9 @@ def open_ring(
         "segment_bytes": tuning.segment_bytes,
         "depth": tuning.depth,
         "window": tuning.window,
+        "part_bytes": tuning.part_bytes,
+        "algorithm": algorithm,
+        "one_shot_bytes": tuning.one_shot_bytes,
     }
     return make_together(member, store, timeout, hello, _SharedMemory(member, timeout, tuning))
 
@@ -83,15 +90,16 @@ class _SharedMemory:
     def agree(self, mine: dict[str, Any], hellos: dict[int, dict[str, Any]]) -> dict[str, Any]:
         """The fewest lanes that any rank wants, and segments that fit the staging limit; all else must be equal."""
         for rank, hello in hellos.items():
-            for key in ("wire_version", "segment_bytes", "depth", "window"):
+            for key in mine.keys() - {"rank", "world", "lanes"}:
                 if hello.get(key) != mine[key]:
                     raise RingMismatch(
                         f"ring {self._member.name!r}: {key} is {mine[key]} on rank 0 and {hello.get(key)} on rank "
                         f"{rank}; every rank has to run the same version of ring_reduce with the same settings"
                     )
         agreed = {**mine, "lanes": min([mine["lanes"], *(hello["lanes"] for hello in hellos.values())])}
-        while _region_bytes(agreed) > STAGING_LIMIT_BYTES and agreed["segment_bytes"] > _LINE_BYTES:
-            agreed["segment_bytes"] = agreed["segment_bytes"] // 2 // _LINE_BYTES * _LINE_BYTES
+        for key in ("part_bytes", "segment_bytes"):
+            while _region_bytes(agreed) > STAGING_LIMIT_BYTES and agreed[key] > _LINE_BYTES:
+                agreed[key] = agreed[key] // 2 // _LINE_BYTES * _LINE_BYTES
         return agreed
 
     def make_memory(self, agreed: dict[str, Any]) -> int:
@@ -120,11 +128,14 @@ class _SharedMemory:
             lanes=agreed["lanes"],
             depth=agreed["depth"],
             segment_bytes=agreed["segment_bytes"],
+            part_bytes=agreed["part_bytes"],
             window=agreed["window"],
             timeout_s=self._timeout,
             spins=spins,
             yields=yields,
             stream_bytes=tuning.stream_bytes,
+            one_shot_bytes=0 if agreed["algorithm"] == "ring" else agreed["one_shot_bytes"],
+            direct=agreed["algorithm"] == "direct" or (agreed["algorithm"] == "auto" and member.world > 2),
         )
         return ShmRing(core, agreed["lanes"])
 
@@ -134,5 +145,5 @@ class _SharedMemory:
 
 
 def _region_bytes(agreed: dict[str, Any]) -> int:
-    shape = {key: agreed[key] for key in ("lanes", "depth", "segment_bytes")}
+    shape = {key: agreed[key] for key in ("lanes", "depth", "segment_bytes", "world", "part_bytes")}
     return _core.region_bytes(**shape)

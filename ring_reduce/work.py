@@ -85,15 +85,10 @@ class CommunicationThread:
         self._lock = threading.Lock()
         self._unfinished = 0
         self._stopping = False
-
-    @property
-    def idle(self) -> bool:
-        """Whether no job is queued or running."""
-        return self._unfinished == 0
-
-    def is_current(self) -> bool:
-        """Whether the caller runs on this thread: in a callback of a future."""
-        return threading.current_thread() is self._thread
+        self.idle = True  # whether no job is queued or running
+        self.ident: int | None = (
+            None  # threading.get_ident() in a callback of a future; None before the first job
+        )
 
     def submit(self, job: Callable[[], Any]) -> Future[Any]:
         """Queues ``job``; the future gets what it returns or raises. ``RingClosed`` after :meth:`stop`."""
@@ -107,7 +102,9 @@ class CommunicationThread:
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 thread.start()  # raises where no thread can be had, and nothing has changed
                 self._thread = thread
+                self.ident = thread.ident
             self._unfinished += 1
+            self.idle = False
             self._jobs.put((job, future))
         return future
 
@@ -141,3 +138,4 @@ class CommunicationThread:
     def _finish_one(self) -> None:
         with self._lock:
             self._unfinished -= 1  # before the result is there: who has waited for it finds the thread idle
+            self.idle = self._unfinished == 0

@@ -19,6 +19,8 @@ Values = Literal["exact", "random"]
 
 # Small enough that a few thousand elements fill every slot many times over.
 SMALL: dict[str, Any] = {"segment_bytes": 128, "depth": 3, "window": 2}
+# The same for the direct all-reduce.
+SMALL_DIRECT: dict[str, Any] = {"algorithm": "direct", "part_bytes": 128, "one_shot_bytes": 0}
 
 _GUARD = 16  # elements on both sides of an output that must stay as they are
 
@@ -52,8 +54,9 @@ class Case:
     def inputs(self, world: int) -> list[np.ndarray]:
         return [self.input(rank) for rank in range(world)]
 
-    def expected(self, world: int) -> np.ndarray:
-        return reference.all_reduce(self.inputs(world), self.element, self.normalization, self.counts)
+    def expected(self, world: int, algorithm: str = "ring") -> np.ndarray:
+        inputs = self.inputs(world)
+        return reference.all_reduce(inputs, self.element, self.normalization, self.counts, algorithm)
 
 
 def sizes(world: int, element: ElementType, *, segment_bytes: int, depth: int, window: int) -> list[int]:
@@ -121,7 +124,7 @@ def reduce_all(
     seat: Seat, cases: Sequence[Case], lanes: int | None, tuning: dict[str, Any]
 ) -> list[np.ndarray]:
     """The results of all cases, over one ring."""
-    ring = seat.kept_ring(lanes=lanes, **tuning)
+    ring = seat.kept_ring(lanes=lanes, **{"algorithm": "ring", **tuning})
     return [reduce(ring, case) for case in cases]
 
 
@@ -143,8 +146,8 @@ def assert_same(got: np.ndarray, expected: np.ndarray, what: object) -> None:
 def assert_reduced(
     run: Run, world: int, cases: Iterable[Case], lanes: int | None = None, **tuning: Any
 ) -> None:
-    """Every element of every case on every rank is what the reference says, to the bit."""
+    """Every element of every case on every rank is what the reference says, to the bit; by the ring, if not told."""
     for case, results in results_of(run, world, cases, lanes, **tuning):
-        expected = case.expected(world)
+        expected = case.expected(world, tuning.get("algorithm", "ring"))
         for rank, got in enumerate(results):
             assert_same(got, expected, f"{case}, rank {rank} of {world}")

@@ -66,6 +66,7 @@ class Seat:
         timeout: float = RING_TIMEOUT_S,
         lanes: int | None = None,
         name: str | None = None,
+        algorithm: str = "auto",
         **tuning: Any,
     ) -> rr.Ring:
         """A new ring of all ranks. Each makes the same ones in the same order."""
@@ -77,6 +78,7 @@ class Seat:
             name=name,
             timeout=timeout,
             lanes=lanes,
+            algorithm=algorithm,
             _tuning=tuning,
         )
         self._rings.append(ring)

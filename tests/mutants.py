@@ -76,8 +76,8 @@ MUTANTS = {
         "ring.cpp",
         (
             (
-                "publish(group_.region(group_.right()).posted(lane_), ++state_.sent)",
-                "group_.region(group_.right()).posted(lane_).value.store(++state_.sent, std::memory_order_relaxed)",
+                "publish(region(group_.right()).posted(lane_), ++state_.sent)",
+                "region(group_.right()).posted(lane_).value.store(++state_.sent, std::memory_order_relaxed)",
             ),
         ),
         thread=_RACE,
@@ -86,8 +86,8 @@ MUTANTS = {
         "ring.cpp",
         (
             (
-                "publish(group_.region(group_.left()).taken(lane_), ++state_.received)",
-                "group_.region(group_.left()).taken(lane_).value.store(++state_.received, std::memory_order_relaxed)",
+                "publish(region(group_.left()).taken(lane_), ++state_.received)",
+                "region(group_.left()).taken(lane_).value.store(++state_.received, std::memory_order_relaxed)",
             ),
         ),
         thread=_RACE,
@@ -162,6 +162,43 @@ MUTANTS = {
         (("rank + 2 * world - 1 - move", "rank + 2 * world - move"),),
         schedule="has a finished chunk too many or too few",
     ),
+    # The direct all-reduce.
+    "a relaxed input": Mutant(
+        "direct.cpp",
+        (
+            (
+                "publish(region(rank()).inputs(lane_), ++state_.inputs)",
+                "region(rank()).inputs(lane_).value.store(++state_.inputs, std::memory_order_relaxed)",
+            ),
+        ),
+        thread=_RACE,
+    ),
+    "a relaxed result": Mutant(
+        "direct.cpp",
+        (
+            (
+                "publish(region(rank()).results(lane_), ++state_.results)",
+                "region(rank()).results(lane_).value.store(++state_.results, std::memory_order_relaxed)",
+            ),
+        ),
+        thread=_RACE,
+    ),
+    "no wait for inputs": Mutant("direct_schedule.h", (("    port.wait_inputs(step);\n", ""),), thread=""),
+    "no wait for results": Mutant(
+        "direct_schedule.h", (("    port.wait_results(step);\n", ""),), thread=_RACE
+    ),
+    "one outbox": Mutant("region.h", (("kOutboxes = 2", "kOutboxes = 1"),), thread=""),
+    "an input before all have left the last call": Mutant(
+        "direct_schedule.h",
+        (
+            ("    port.wait_inputs(step);\n", ""),
+            (
+                "    if (step + 1 < steps) port.post_inputs(step + 1);\n",
+                "    if (step + 1 < steps) port.post_inputs(step + 1);\n    port.wait_inputs(step);\n",
+            ),
+        ),
+        thread=_RACE,
+    ),
     # A wake-up is lost, and with it, but for the time limit of the sleep, the ring.
     "sleeps without a second look": Mutant(
         "flag.h", (("if (seen < target) Platform", "Platform"),), relacy="DEADLOCK"
@@ -198,7 +235,7 @@ MUTANTS = {
     ),
     # Memory.
     "a segment past the end of its chunk": Mutant(
-        "ring.cpp",
+        "lane.cpp",
         (
             (
                 "std::min(call_.segment_elements, whole.elements - begin)",

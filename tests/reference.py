@@ -83,12 +83,14 @@ def all_reduce(
     element: ElementType,
     normalization: Normalization = rr.SUM,
     counts: Counts | None = None,
+    algorithm: str = "ring",
 ) -> np.ndarray:
-    """The result of every rank, bit for bit."""
+    """The result of every rank, bit for bit. ``algorithm`` "direct" stands for one shot too."""
     result = np.empty_like(inputs[0])
+    reduce = reduce_chunk if algorithm == "ring" else reduce_at_once
     for owner, chunk in enumerate(chunks(inputs[0].size, element, len(inputs))):
         parts = [x[chunk] for x in inputs]
-        result[chunk] = reduce_chunk(parts, owner, element, normalization, counts)
+        result[chunk] = reduce(parts, owner, element, normalization, counts)
     return result
 
 
@@ -152,6 +154,35 @@ def reduce_chunk(
     divisor = divisors.get(kind, running_count) * 2.0**-exponent
     with np.errstate(all="ignore"):
         return element.store(wire if kind is Kind.SUM else wire / number(divisor))
+
+
+def reduce_at_once(
+    parts: Sequence[np.ndarray],
+    owner: int,
+    element: ElementType,
+    normalization: Normalization,
+    counts: Counts | None,
+) -> np.ndarray:
+    """A chunk where one rank reads all inputs: added in the order of the ring, in the wider type, and rounded once."""
+    world, kind, number = len(parts), normalization.kind, element.compute
+    ranks = [(owner + 1 + step) % world for step in range(world)]
+    numbers = {rank: float(counts[rank]) if counts is not None else 1.0 for rank in ranks}
+    total_count = 0.0
+    for rank in ranks:
+        total_count += numbers[rank]
+    weighted = kind is Kind.WEIGHTED_MEAN
+    exponent = exponent_above(total_count) if weighted else 0
+    total: np.ndarray | None = None
+    with np.errstate(all="ignore"):
+        for rank in ranks:
+            if numbers[rank] != 0:
+                own = parts[rank] * number(numbers[rank] * 2.0**-exponent) if weighted else parts[rank]
+                total = own if total is None else total + own
+        if total is None:
+            return np.zeros_like(parts[0])
+        divisors = {Kind.SUM: 1.0, Kind.MEAN: world, Kind.DIVIDE_BY: normalization.total}
+        divisor = divisors.get(kind, total_count) * 2.0**-exponent
+        return element.store(total if kind is Kind.SUM else total / number(divisor))
 
 
 def true_result(

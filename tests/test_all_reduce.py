@@ -157,7 +157,7 @@ def test_integers_wrap(run: Run, name: str) -> None:
 
 
 def bytes_moved(seat: Seat, sizes: list[int], lanes: int) -> list[tuple[int, int, int, int]]:
-    ring = seat.kept_ring(lanes=lanes, segment_bytes=4096)
+    ring = seat.kept_ring(lanes=lanes, segment_bytes=4096, algorithm="ring")
     moved = []
     for size in sizes:
         before = ring.stats

@@ -164,7 +164,9 @@ def little_memory_left(seat: Seat, left: int, enough: int) -> tuple[Exception | 
 @pytest.mark.parametrize("over", [False, True], ids=["a byte too little", "over the limit"])
 def test_a_memory_limit_of_one_rank_is_an_error_on_all(world: int, over: bool) -> None:
     """The kernel would let the ranks have the memory, and then end one."""
-    needed = _core.region_bytes(lanes=1, depth=shm.Tuning.depth, segment_bytes=4096)
+    needed = _core.region_bytes(
+        lanes=1, depth=shm.Tuning.depth, segment_bytes=4096, world=world, part_bytes=shm.Tuning.part_bytes
+    )
     left = -1 if over else needed * world - 1
     for error, mapped, value in spawn(world, little_memory_left, left, needed * world):
         assert type(error) is rr.RingError

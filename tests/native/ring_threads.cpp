@@ -339,7 +339,28 @@ void check_counter_wrap() {
   writer.join();
 }
 
-// CpuRing starts its counters at 0, so this drives the port of its only lane.
+Job other_size(Job job, std::uint64_t elements) {
+  job.elements = elements;
+  return job;
+}
+
+// kReduce in place, on one lane. CpuRing starts its counters at 0, so what follows drives the ports themselves.
+Call call_of(std::vector<float>& x, const RingSettings& settings, Algorithm algorithm) {
+  auto* data = reinterpret_cast<std::byte*>(x.data());
+  const bool by_segments = algorithm == Algorithm::ring;
+  Call call{};
+  call.fingerprint = {1,        x.size(), 1.0, kWireVersion, kReduce.operation, kReduce.type, kReduce.normalization,
+                      algorithm};
+  call.input = data;
+  call.output = data;
+  call.count = 1;
+  call.partition = partition_of(kReduce.operation, x.size(), kReduce.type, settings.world);
+  call.lanes = 1;
+  call.segment_elements = (by_segments ? settings.shape.segment_bytes : settings.shape.part_bytes) / sizeof(float);
+  call.segments = (call.partition.longest() + call.segment_elements - 1) / call.segment_elements;
+  return call;
+}
+
 void check_ring_wrap(const RingSettings& given) {
   const World world(given);
   for (std::byte* base : world.regions()) {
@@ -349,18 +370,9 @@ void check_ring_wrap(const RingSettings& given) {
   world.run_ranks([&](const RingSettings& settings) {
     Group group(settings, world.regions(), world.process_fds());
     std::vector<float> x(kReduce.elements, static_cast<float>(1 << settings.rank));
-    auto* data = reinterpret_cast<std::byte*>(x.data());
-    Call call{};
-    call.fingerprint = {1, x.size(), 1.0, kWireVersion, kReduce.operation, kReduce.type, kReduce.normalization, 0};
-    call.input = data;
-    call.output = data;
-    call.count = 1;
-    call.partition = partition_of(kReduce.operation, x.size(), kReduce.type, settings.world);
-    call.lanes = 1;
-    call.segment_elements = settings.shape.segment_bytes / sizeof(float);
-    call.segments = (call.partition.longest() + call.segment_elements - 1) / call.segment_elements;
+    const Call call = call_of(x, settings, Algorithm::ring);
     LaneState state{.sent = kBeforeWrap, .received = kBeforeWrap};
-    Wait wait(group, 1, nullptr);
+    Wait wait(group, call.fingerprint, nullptr);
     LanePort port(group, call, 0, state, wait);
     run_ring(port, all_reduce_moves(settings.world), call.segments, static_cast<std::uint64_t>(settings.window));
     expect(state.sent >> 32 == 1 && state.received >> 32 == 1, "counters that wrap");
@@ -369,32 +381,84 @@ void check_ring_wrap(const RingSettings& given) {
   });
 }
 
-RingSettings settings_of(int world, RegionShape shape, int window, int spins, int yields) {
-  return {0, world, shape, window, 60.0, spins, yields, /*stream_bytes=*/4096};
+// Lanes, depth and bytes a segment, then the window.
+RingSettings settings_of(int world, int lanes, int depth, std::size_t segment_bytes, int window, int spins,
+                         int yields) {
+  const RegionShape shape{lanes, depth, segment_bytes, world, kLineBytes};
+  return {0, world, shape, window, 60.0, spins, yields, /*stream_bytes=*/4096, /*one_shot_bytes=*/0, /*direct=*/false};
+}
+
+// The same with direct all-reduces, up to a size of one shot.
+RingSettings direct_settings_of(int world, int lanes, std::size_t part_bytes, std::size_t one_shot_bytes, int spins,
+                                int yields) {
+  RingSettings settings = settings_of(world, lanes, 2, kLineBytes, 1, spins, yields);
+  settings.shape.part_bytes = part_bytes;
+  settings.one_shot_bytes = one_shot_bytes;
+  settings.direct = true;
+  return settings;
+}
+
+void check_ring() {
+  check_ring_wrap(settings_of(3, 1, 2, 128, 1, 0, 0));
+  check_ring_wrap(settings_of(2, 1, 5, 256, 3, 50, 3));
+  check_results(settings_of(1, 1, 2, 128, 1, 0, 0));
+  check_results(settings_of(2, 1, 2, 128, 1, 0, 0));
+  check_results(settings_of(3, 3, 4, 256, 3, 50, 20));
+  check_results(settings_of(4, 2, 3, 512, 2, 0, 3));
+  check_lanes(settings_of(3, 2, 4, 65536, 2, 0, 3));
+  check_lanes(settings_of(2, 3, 2, 32768, 1, 50, 0));
+}
+
+void check_direct() {
+  check_results(direct_settings_of(2, 1, 128, 0, 0, 0));
+  check_results(direct_settings_of(3, 3, 256, 0, 50, 20));
+  check_results(direct_settings_of(4, 2, 512, 1600, 0, 3));  // one shot and direct in turn
+  check_lanes(direct_settings_of(3, 2, 65536, 0, 0, 3));
+}
+
+// The futex compares the low 32 bits of the counters, and the outboxes alternate across the wrap.
+void check_direct_wrap(const RingSettings& given) {
+  const World world(given);
+  for (std::byte* base : world.regions()) {
+    Region(base, given.shape).inputs(0).value.store(kBeforeWrap);
+    Region(base, given.shape).results(0).value.store(kBeforeWrap);
+  }
+  world.run_ranks([&](const RingSettings& settings) {
+    Group group(settings, world.regions(), world.process_fds());
+    std::vector<float> x(kReduce.elements, static_cast<float>(1 << settings.rank));
+    Call call = call_of(x, settings, Algorithm::direct);
+    LaneState state{.inputs = kBeforeWrap, .results = kBeforeWrap};
+    Wait wait(group, call.fingerprint, nullptr);
+    DirectPort port(group, call, 0, state, wait);
+    run_direct(port, call.segments, /*gathers=*/true);
+    expect(state.inputs >> 32 == 1 && state.results >> 32 == 1, "outboxes that wrap");
+    const auto sum = static_cast<float>((1 << settings.world) - 1);
+    for (const float value : x) expect(value == sum, "a direct all-reduce across the wrap of the low 32 bits");
+  });
 }
 
 }  // namespace
 
 int main() {
-  // With no spins and no yields a wait sleeps at once. Lanes, depth and bytes a segment, then the window.
+  // With no spins and no yields a wait sleeps at once.
   check_counter_wrap();
-  check_ring_wrap(settings_of(3, {1, 2, 128}, 1, 0, 0));
-  check_ring_wrap(settings_of(2, {1, 5, 256}, 3, 50, 3));
-  check_results(settings_of(1, {1, 2, 128}, 1, 0, 0));
-  check_results(settings_of(2, {1, 2, 128}, 1, 0, 0));
-  check_results(settings_of(3, {3, 4, 256}, 3, 50, 20));
-  check_results(settings_of(4, {2, 3, 512}, 2, 0, 3));
-  check_lanes(settings_of(3, {2, 4, 65536}, 2, 0, 3));
-  check_lanes(settings_of(2, {3, 2, 32768}, 1, 50, 0));
-  const RingSettings three = settings_of(3, {1, 4, 256}, 2, 10, 20);
+  check_ring();
+  check_direct();
+  check_direct_wrap(direct_settings_of(3, 1, 128, 0, 0, 0));
+  const RingSettings three = settings_of(3, 1, 4, 256, 2, 10, 20), direct = direct_settings_of(3, 1, 1024, 0, 10, 20);
   check_mismatches(three);
-  Job large = kReduce, longer = kReduce;
+  check_mismatches(direct);
+  // The larger tensor is not reduced in one shot, so that the ranks wait for what the others never write.
+  check_mismatch(direct_settings_of(3, 1, 1024, 2400, 10, 20), kReduce, other_size(kReduce, 601), "element count is ");
+  Job large = kReduce;
   large.elements = elements_for_lanes(3, 2);
-  longer.elements = large.elements + 1;
-  check_mismatch(settings_of(3, {2, 4, 65536}, 2, 0, 0), large, longer, std::to_string(longer.elements));
-  check_absent(three, FailureKind::aborted, "by the test");
-  check_absent(three, FailureKind::closed, "rank 0 closed the ring");
-  check_absent(three, FailureKind::timeout, "rank 0 has not made call 1");
+  const Job longer = other_size(large, large.elements + 1);
+  check_mismatch(settings_of(3, 2, 4, 65536, 2, 0, 0), large, longer, std::to_string(longer.elements));
+  for (const RingSettings& settings : {three, direct}) {
+    check_absent(settings, FailureKind::aborted, "by the test");
+    check_absent(settings, FailureKind::closed, "rank 0 closed the ring");
+    check_absent(settings, FailureKind::timeout, "rank 0 has not made call 1");
+  }
   std::printf("%d wrong\n", failures.load());
   return failures == 0 ? 0 : 1;
 }
