@@ -8,6 +8,8 @@ import os
 import secrets
 from typing import Any, Protocol
 
+from ring_reduce.machine import granted_cores
+
 from .barrier import Barrier, words_needed
 
 WORD_BYTES = 8
@@ -58,12 +60,13 @@ def aligned(store: Any, *, rank: int, world: int, timeout: float) -> Alignment:
     """
     size = WORD_BYTES * words_needed(world) + NONCE_BYTES
     memory = _create(store, size) if rank == 0 else _open(store, size)
-    store.set(f"alignment {rank}", b"" if memory is None else b"1")
-    shared = all(store.get(f"alignment {peer}") for peer in range(world))
-    if memory is None or not shared:
+    store.set(f"alignment {rank}", "" if memory is None else str(granted_cores()))
+    told = [store.get(f"alignment {peer}").decode() for peer in range(world)]
+    if memory is None or not all(told):
         return StoreBarrier(store, world=world)
     words: Any = memoryview(memory)[:-NONCE_BYTES].cast("q")
-    return Barrier(words, rank=rank, world=world, timeout=timeout)
+    # Ranks may be granted different cores, and must agree on whether there is one for each.
+    return Barrier(words, rank=rank, world=world, cores=min(map(float, told)), timeout=timeout)
 
 
 def _create(store: Any, size: int) -> mmap.mmap:

@@ -32,7 +32,10 @@ def words_needed(world: int) -> int:
 
 
 class Barrier:
-    """Aligns the ranks of one host. ``words`` is shared by all of them, and zero at first."""
+    """Aligns the ranks of one host. ``words`` is shared by all of them, and zero at first.
+
+    ``cores`` must be the same on all ranks: whether there is one for each decides what they wait for.
+    """
 
     def __init__(
         self,
@@ -40,14 +43,14 @@ class Barrier:
         *,
         rank: int,
         world: int,
-        cores: int | None = None,
+        cores: float,
         timeout: float = 120.0,
     ) -> None:
         self._words = words
         self._rank = rank
         self._lines = [peer * LINE_WORDS for peer in range(world)]
         self._start_line = world * LINE_WORDS
-        self._oversubscribed = world > (cores or len(os.sched_getaffinity(0)))
+        self._oversubscribed = world > cores
         self._timeout = timeout
         self._turn = 0
         self._start_ns = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from .report import LIMIT, Row
 from .table import figure
 
 KEY = ("backend", "world", "dtype", "bytes", "op", "in_place")
+TIMES = ("time_us_low", "time_us_high", "copy_us")  # null where they are not known
 # Differ by what was asked for, and rows that don't match are left out anyway.
 OF_NO_MATTER = {"load_at_start", "sizes", "dtypes", "dtype", "ops", "backends", "peers", "timeout", "world"}
 
@@ -35,6 +37,13 @@ def read_baseline(path: Path) -> dict[str, Any]:
         right = False
     if not right:
         raise BadBaseline(f"{str(path)!r} is no file of ring-reduce bench --json")
+    for row in found["rows"]:
+        for name in ("time_us", *(name for name in TIMES if row.get(name) is not None)):
+            value = row[name]
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise BadBaseline(
+                    f"{str(path)!r}: a row of {row['backend']} has the {name} {value!r}: no time"
+                )
     return dict(found)
 
 

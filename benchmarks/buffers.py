@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .peers import Op
+from .rounding import rounding
 
 PERIOD = 4_194_301  # elements after which an input repeats: a prime, so that no two chunks of a large tensor look alike
 SHIFTS = 4093  # a prime, so that no number of buffers brings the same shift back to the same buffer soon
@@ -90,19 +91,38 @@ class Inputs:
             worst = max(worst, largest if math.isfinite(largest) else math.inf)
         return worst
 
+    def outside(self, out: Tensor, op: Op) -> int:
+        """Elements that are farther from the exact result than rounding explains, NaN included. For random data."""
+        outside = 0
+        for piece in out.split(PERIOD):
+            divisor = self._world if op is Op.MEAN else 1
+            exact, magnitude = (part[: len(piece)] / divisor for part in (self._total, self._magnitude))
+            within = (piece.double() - exact).abs_() <= rounding(magnitude, self._world, out.dtype)
+            outside += int((~within).sum())
+        return outside
+
 
 class RotatedBuffers:
     """Inputs and outputs of one size that together exceed ``rotate_bytes`` each, handed out in turn.
 
     A buffer is refilled right after its call and comes back only when all others have: by then the caches have lost
-    it, as they have lost a gradient bucket by the time that it is reduced.
+    it, as they have lost a gradient bucket by the time that it is reduced. There are no more buffers than ``calls`` and
+    2: those of small sizes are never handed out twice, and as much memory as the others would take is written once.
     """
 
     def __init__(
-        self, inputs: Inputs, *, count: int, dtype: torch.dtype, device: torch.device, rotate_bytes: int
-    ):
+        self,
+        inputs: Inputs,
+        *,
+        count: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        rotate_bytes: int,
+        calls: int,
+    ) -> None:
         self._inputs = inputs
-        slots = max(2, -(-rotate_bytes // max(1, count * dtype.itemsize)))
+        nbytes = count * dtype.itemsize
+        slots = min(max(2, -(-rotate_bytes // nbytes)), calls + 2)
         self._xs = torch.empty(slots, count, dtype=dtype, device=device)
         # Pages of untouched zeros do not exist yet, and the first timed calls would fault them in.
         self._outs = torch.ones(slots, count, dtype=dtype, device=device)
@@ -111,6 +131,10 @@ class RotatedBuffers:
         self._slot = -1
         for slot in range(slots):
             self._fill(slot)
+        if slots * nbytes < rotate_bytes:
+            torch.ones(
+                rotate_bytes, dtype=torch.uint8, device=device
+            )  # takes the buffers' place in the caches
 
     def take(self, *, in_place: bool) -> tuple[Tensor, Tensor]:
         """The next input, with a content that it has not had before, and where its result goes."""

@@ -159,21 +159,21 @@ def _tell(
     load_at_start: float,
     notes: list[str],
 ) -> int:
-    """Prints and writes all that was asked for."""
+    """Writes and prints all that was asked for, the file first: what was measured outlives whatever fails then."""
     from .baseline import compare_with
-    from .report import document, rows
+    from .report import document, figures_of
     from .table import LEGEND, heading, table
 
-    host, found = machine(), rows(plan, report.measurements)
-    lines = [*heading(plan, report, host, load_at_start), *notes, *LEGEND, *table(plan, report)]
-    written = document(plan, report, load_at_start)
-    if baseline is not None:
-        lines += compare_with(baseline, written, found)
-    print("\n".join(lines), flush=True)
+    host, figures = machine(), figures_of(plan, report)
+    written = document(plan, report, figures, load_at_start)
     if args.json is not None:
         args.json.write_text(json.dumps(written, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    lines = [*heading(plan, report, host, load_at_start), *notes, *LEGEND, *table(plan, figures)]
+    if baseline is not None:
+        lines += compare_with(baseline, written, figures.rows)
+    print("\n".join(lines), flush=True)
     if args.plot is not None:
         where = f"{host['processor']}, {host['cores']} cores"
         title = f"all-reduce, {plan.world} ranks on {plan.device}, in place ({where})"
-        import_plot().write_plot(args.plot, found, title)
-    return WRONG if any(row.wrong for row in found) else 0
+        import_plot().write_plot(args.plot, figures.rows, title)
+    return WRONG if any(row.wrong for row in figures.rows) else 0

@@ -24,6 +24,7 @@ import torch
 from torch.distributed import TCPStore
 
 from ring_reduce.demo.data import Digits, load_digits
+from ring_reduce.machine import granted_cores
 from ring_reduce.options import terminate_as_exit, whole_number, writable_file
 from ring_reduce.processes import RanksFailed, run_ranks
 
@@ -34,6 +35,7 @@ from .ddp_result import Trained
 from .ddp_workloads import WORKLOADS
 from .flags import MOST_RANKS, UsageError
 from .host import machine
+from .launch import LaunchError, refuse_launcher
 from .progress import progress
 
 RANK_MAIN = f"{__package__}.ddp_rank:run_rank"
@@ -80,11 +82,12 @@ def _defaults(field: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, prints and writes: 0, or 1 when a contender's gradients are wrong, or 2 when ranks failed."""
+    """Measures, prints and writes: 0, or 1 when gradients are wrong, or 2 when they could not be measured."""
     load = os.getloadavg()[0]
     try:
+        refuse_launcher(os.environ)
         trained = _measure(args)
-    except (UsageError, RanksFailed) as error:
+    except (UsageError, LaunchError, RanksFailed) as error:
         print(f"ring-reduce bench ddp: {error}", file=sys.stderr)
         return COULD_NOT_MEASURE
     host = machine() | {"load_at_start": load}
@@ -107,7 +110,7 @@ def _measure(args: argparse.Namespace) -> list[Trained]:
         world=args.world,
         port=store.port,
         device=args.device,
-        threads=max(1, len(os.sched_getaffinity(0)) // args.world),
+        threads=max(1, int(granted_cores() / args.world)),
         workloads=tuple(dict.fromkeys(args.model)),
         batch=args.batch,
         steps=args.steps,

@@ -2,8 +2,7 @@
 
 In one more backward each rank keeps the gradients that it puts in, as autograd hands them over. They then travel as
 they are, in broadcasts, which add nothing, and their mean in float64 is what each element is compared with. The bound
-is of rounding alone: an element of a sum of n is rounded n + 1 times at most (scaled, added n - 1 times, divided), each
-time by half an epsilon of the sum of magnitudes.
+is of rounding alone (rounding.py).
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from .ddp_result import UNREDUCED, Check
 from .ddp_trainer import Trainer
 from .ddp_workloads import Batch
+from .rounding import rounding
 
 
 def check(trainers: dict[str, Trainer], start: nn.Module, batch: Batch) -> dict[str, Check]:
@@ -75,12 +75,6 @@ def _outside(got: Tensor | None, local: Tensor) -> int:
     if got is None:
         return local.numel()
     return int((~((got - total / world).abs() <= rounding(magnitude / world, world, local.dtype))).sum())
-
-
-def rounding(magnitude: Tensor, world: int, dtype: torch.dtype) -> Tensor:
-    """The most by which ``world + 1`` roundings change a mean; ``magnitude`` is the mean of the absolute values."""
-    limits = torch.finfo(dtype)
-    return (world + 1) * (limits.eps / 2 * magnitude + limits.tiny * limits.eps)
 
 
 def bits_unlike_rank_0(tensors: Iterable[Tensor]) -> int:

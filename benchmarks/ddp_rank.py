@@ -25,6 +25,7 @@ from .ddp_workloads import WORKLOADS, Batch
 from .interleave import TimedCall, run_rounds
 from .summary import LEAST_ROUNDS, Times, slowest_rank
 
+WARM_UP_ROUNDS = 3  # DDP lays out its buckets anew after the first step
 TIMEOUT_SECONDS = 300.0  # longer than a rank lets the others wait, with room for imports from a cold disk
 
 
@@ -97,6 +98,7 @@ def _train(
         rounds=-(-steps // burst),
         burst=burst,
         seed=len(name),
+        warm_up_rounds=WARM_UP_ROUNDS,
     )
     return Trained(
         workload=name,

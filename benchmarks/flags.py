@@ -166,10 +166,15 @@ def size_range(args: argparse.Namespace) -> tuple[int, ...]:
     most: int = args.maxbytes or max(DEFAULT_MOST, least)
     if least > most:
         raise UsageError(f"-b {least} is more than -e {most}")
-    largest_item = max(ITEM_BYTES[dtype] for dtype in args.datatype)
-    if least < largest_item:
-        raise UsageError(f"-b {least} is less than one element of {largest_item} bytes")
+    check_least_size("-b", least, args.datatype)
     return tuple(_steps(least, most, args.stepfactor or DEFAULT_FACTOR, args.stepbytes))
+
+
+def check_least_size(option: str, least: int, dtypes: Iterable[str]) -> None:
+    """Raises ``UsageError`` where the smallest size has no element of one of the types."""
+    largest_item = max(ITEM_BYTES[dtype] for dtype in dtypes)
+    if least < largest_item:
+        raise UsageError(f"{option} {least} is less than one element of {largest_item} bytes")
 
 
 def _steps(least: int, most: int, factor: int, added: int | None) -> Iterable[int]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from pathlib import Path
 from typing import Any
+
+from ring_reduce.machine import granted_cores
 
 KB, MB = 1 << 10, 1 << 20
 
@@ -14,9 +15,10 @@ def machine() -> dict[str, Any]:
     """What a figure must be read with."""
     import torch
 
+    cores = granted_cores()
     return {
         "processor": processor_name(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": int(cores) if cores == int(cores) else round(cores, 2),
         "last_level_cache_bytes": last_level_cache_bytes(),
         "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),

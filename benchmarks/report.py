@@ -152,14 +152,27 @@ def _ratios(plan: Plan, measurement: Measurement, op: Op, in_place: bool) -> dic
     }
 
 
-def document(plan: Plan, report: Report, load_at_start: float) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Figures:
+    """All that is said of a run."""
+
+    rows: list[Row]
+    comparisons: list[Comparison]
+
+
+def figures_of(plan: Plan, report: Report) -> Figures:
+    """Its rows and ratios: seconds of work, for the intervals."""
+    return Figures(rows(plan, report.measurements), comparisons(plan, report.measurements))
+
+
+def document(plan: Plan, report: Report, figures: Figures, load_at_start: float) -> dict[str, Any]:
     """What the JSON file holds; null for what is not known, or not finite."""
     machine_then = machine() | {"load_at_start": load_at_start, "one_host": report.one_host}
     found: dict[str, Any] = as_json(
         {
             "machine": machine_then,
             "plan": plan,
-            "rows": rows(plan, report.measurements),
+            "rows": figures.rows,
             "comparisons": [
                 {
                     "dtype": comparison.dtype,
@@ -169,7 +182,7 @@ def document(plan: Plan, report: Report, load_at_start: float) -> dict[str, Any]
                     "hop_ns": comparison.hop_ns,
                     "ratios": comparison.ratios,
                 }
-                for comparison in comparisons(plan, report.measurements)
+                for comparison in figures.comparisons
             ],
         }
     )

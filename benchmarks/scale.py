@@ -17,9 +17,9 @@ from ring_reduce.options import terminate_as_exit, whole_number, writable_file
 from ring_reduce.processes import RanksFailed
 
 from .command import COULD_NOT_MEASURE, DEFAULT_WORLD, MOST_ROTATED_BYTES, WRONG
-from .flags import MOST_CALLS, MOST_RANKS, size
+from .flags import MOST_CALLS, MOST_RANKS, UsageError, check_least_size, size
 from .host import KB, MB, last_level_cache_bytes, machine
-from .launch import start
+from .launch import LaunchError, refuse_launcher, start
 from .plan import INTEGERS, ITEM_BYTES, Plan
 from .progress import progress
 from .scale_peers import RING_PEERS
@@ -58,13 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, prints and writes: 0, or 1 when a result is wrong, or 2 when ranks failed."""
-    plan = plan_of(args)
+    """Measures, prints and writes: 0, or 1 when a result is wrong, or 2 when it could not be measured."""
     load = os.getloadavg()[0]
     try:
+        refuse_launcher(os.environ)
+        plan = plan_of(args)
         with terminate_as_exit(), progress() as show:
             report = start(plan, show)
-    except RanksFailed as error:
+    except (UsageError, LaunchError, RanksFailed) as error:
         print(f"ring-reduce bench scale: {error}", file=sys.stderr)
         return COULD_NOT_MEASURE
     host = machine() | {"load_at_start": load}
@@ -76,7 +77,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def plan_of(args: argparse.Namespace) -> Plan:
-    """All normalizations on the ring, and Gloo, which has a mean only as a sum and then a division."""
+    """All normalizations on the ring, and Gloo, which has a mean only as a sum and then a division.
+
+    Raises ``UsageError`` for a size below one element.
+    """
+    check_least_size("--sizes", min(args.sizes), (args.dtype,))
     ring = tuple(f"{peer.__module__}:{peer.__name__}" for peer in RING_PEERS)
     return Plan(
         world=args.world,

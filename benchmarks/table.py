@@ -1,6 +1,6 @@
 """From measurements to what is read by people: a block for each backend as nccl-tests prints it, then all side by side.
 
-Lines that are not figures begin with ``#``, as there, so that programs that read nccl-tests' output read this too.
+Lines that are not figures begin with ``#``, as there. Each line of figures has columns that nccl-tests' has not.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from .measurement import Report
 from .peers import Op
-from .plan import NCCL_NAMES, Plan
-from .report import LIMIT, Comparison, Row, base_of, comparisons, rows
+from .plan import INTEGERS, NCCL_NAMES, Plan
+from .report import LIMIT, Comparison, Figures, Row, base_of
 from .summary import Ratio
 
 Column = tuple[str, str, int]  # title, unit, width
@@ -93,21 +93,20 @@ def heading(plan: Plan, report: Report, machine: dict[str, Any], load_at_start: 
     return lines
 
 
-def table(plan: Plan, report: Report) -> list[str]:
+def table(plan: Plan, figures: Figures) -> list[str]:
     """The lines of all blocks, each with nccl-tests' two last lines, and of the comparison."""
-    all_rows = rows(plan, report.measurements)
     lines = []
     for backend in plan.backends:
-        ours = [row for row in all_rows if row.backend == backend]
+        ours = [row for row in figures.rows if row.backend == backend]
         if backend == LIMIT:
             continue
         lines += ["#", f"# {backend}", *(_block(ours) if ours else [])]
-        absent = [NCCL_NAMES[dtype] for dtype in plan.dtypes if all(row.dtype != dtype for row in ours)]
+        asked = [dtype for dtype in plan.dtypes if dtype not in INTEGERS or Op.SUM.name in plan.ops]
+        absent = [NCCL_NAMES[dtype] for dtype in asked if all(row.dtype != dtype for row in ours)]
         if absent:
             lines.append(f"# {backend} does not reduce {', '.join(absent)}")
-    compared = comparisons(plan, report.measurements)
-    if compared:
-        lines += ["#", *_compared(plan, compared)]
+    if figures.comparisons:
+        lines += ["#", *_compared(plan, figures.comparisons)]
     return lines
 
 
@@ -159,7 +158,7 @@ def _compared(plan: Plan, compared: Sequence[Comparison]) -> list[str]:
     names = dict.fromkeys(name for comparison in compared for name in comparison.ratios)
     order = [f"{base}_over_{LIMIT}", "mean_over_sum"]
     names = dict.fromkeys([*(name for name in order if name in names), *names])
-    columns = [*COMPARED_COLUMNS, *((_title(name), "", RATIO_WIDTH) for name in names)]
+    columns = [*COMPARED_COLUMNS, *((_title(name, base), "", RATIO_WIDTH) for name in names)]
     lines = [
         f"# Compared: ratios of medians with their 95 % interval; ? where the spread leaves nothing to compare. "
         f"Of {base}/{LIMIT} less is better, of X/{base} more.",
@@ -173,9 +172,13 @@ def _compared(plan: Plan, compared: Sequence[Comparison]) -> list[str]:
     return lines
 
 
-def _title(name: str) -> str:
-    over, under = name.split("_over_")
-    return "avg/sum" if over == "mean" else f"{over}/{under}"
+def _title(name: str, base: str) -> str:
+    """Of a ratio, by what report.py calls it; a backend's own name may hold ``_over_`` too."""
+    if name == "mean_over_sum":
+        return "avg/sum"
+    if name == f"{base}_over_{LIMIT}":
+        return f"{base}/{LIMIT}"
+    return f"{name.removesuffix(f'_over_{base}')}/{base}"
 
 
 def _titles(columns: Iterable[Column]) -> list[str]:

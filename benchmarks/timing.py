@@ -8,7 +8,8 @@ The method:
 - Before each call the ranks are aligned (barrier.py). The timed part is the user's call and nothing else; on a GPU
   also the wait until its result is there. A call takes what its slowest rank takes.
 - Every call gets another buffer and another input, made outside of the timed part (buffers.py).
-- The results of two calls of each contender are checked before the others, element by element.
+- The results of two calls of each contender are checked before the others and of two behind them, element by element:
+  some faults show only after several calls. One of random data may be off by what rounding explains, and no more.
 - With a core for every rank, each rank's calling thread is moved to a core of its own before every burst, and is free
   to move again at once. Some schedulers leave two spinning ranks on one core for a second, which would measure the
   scheduler; ranks bound for good would have to share their core with their helper threads, which Gloo has more of.
@@ -16,13 +17,14 @@ The method:
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
+
+from ring_reduce.machine import granted_cores
 
 from .alignment import Alignment
 from .buffers import Inputs, RotatedBuffers, integers, normals
@@ -75,7 +77,7 @@ class Timing:
             self._synchronize = torch.cuda.synchronize
         self._cores = sorted(os.sched_getaffinity(0))
         self._core: int | None = None
-        if plan.spread and plan.world <= len(self._cores):
+        if plan.spread and plan.world <= granted_cores():
             self._core = self._cores[place.local_rank]
 
     def measure(self, dtype_name: str, nbytes: int) -> tuple[dict[Contender, Found], list[float]]:
@@ -89,28 +91,41 @@ class Timing:
             dtype=dtype,
             device=self._place.device,
             rotate_bytes=self._plan.rotate_bytes,
+            calls=self._calls(nbytes) * len(contenders),
         )
         what = f"{nbytes} bytes of {dtype_name}"
-        checks = {}
-        for contender in contenders:
-            self._watch(f"{what}: checking {contender}")
-            checks[contender] = self._check(contender, self._peers[contender.backend])
+        before = self._checks(contenders, what)
         errors = self._errors(contenders, count, dtype)
         times, hops_ns = self._time(contenders, nbytes, what)
+        after = self._checks(contenders, what)
         found = {}
         for contender in contenders:
-            wrong, sent = checks[contender]
-            error = errors.get(contender)
-            if error is not None and not math.isfinite(error):  # which the integers did not show
-                wrong = (wrong or 0) + 1
+            wrong, sent = before[contender]
+            error, outside = errors.get(contender, (None, 0))
+            if wrong is not None:
+                wrong += (after[contender][0] or 0) + outside
             found[contender] = Found(times[contender], wrong, error, sent)
         return found, hops_ns
+
+    def _calls(self, nbytes: int) -> int:
+        """How often a contender is called at a size, at most: each burst may have a call that is not counted."""
+        rounds, burst = self._plan.repeats(nbytes)
+        return (rounds + self._plan.warm_up_rounds(nbytes)) * (burst + 1) + 2 * CHECKED_CALLS + 1
 
     def _inputs(
         self, make: Callable[[int, int, torch.dtype], Tensor], count: int, dtype: torch.dtype
     ) -> Inputs:
         place = self._place
         return Inputs(make, rank=place.rank, world=place.world, count=count, dtype=dtype, device=place.device)
+
+    def _checks(
+        self, contenders: list[Contender], what: str
+    ) -> dict[Contender, tuple[int | None, int | None]]:
+        found = {}
+        for contender in contenders:
+            self._watch(f"{what}: checking {contender}")
+            found[contender] = self._check(contender, self._peers[contender.backend])
+        return found
 
     def _check(self, contender: Contender, peer: Peer) -> tuple[int | None, int | None]:
         """(wrong elements of this rank or None, bytes that it sent in a call or None)."""
@@ -126,8 +141,13 @@ class Timing:
         sent = None if before is None or after is None else (after - before) // CHECKED_CALLS
         return wrong if peer.reduces else None, sent
 
-    def _errors(self, contenders: list[Contender], count: int, dtype: torch.dtype) -> dict[Contender, float]:
-        """Of random data, by contender; nothing for integers, which are exact or wrong."""
+    def _errors(
+        self, contenders: list[Contender], count: int, dtype: torch.dtype
+    ) -> dict[Contender, tuple[float, int]]:
+        """Of random data, by contender: the largest error, and how many elements are farther off than by rounding.
+
+        Nothing for integers, which are exact or wrong.
+        """
         if not dtype.is_floating_point:
             return {}
         inputs = self._inputs(normals, count, dtype)
@@ -138,7 +158,10 @@ class Timing:
                 x, out = self._buffers.take(in_place=contender.in_place)
                 inputs.fill(x, 0)
                 peer.all_reduce(x, out, contender.op)
-                errors[contender] = inputs.relative_error(out, contender.op)
+                errors[contender] = (
+                    inputs.relative_error(out, contender.op),
+                    inputs.outside(out, contender.op),
+                )
                 self._buffers.refill()
         return errors
 
@@ -166,11 +189,12 @@ class Timing:
         return times, hops_ns
 
     def _timed_call(self, contender: Contender, peer: Peer) -> TimedCall:
-        all_reduce, op, in_place = peer.all_reduce, contender.op, contender.in_place
+        all_reduce, prepare, op, in_place = peer.all_reduce, peer.prepare, contender.op, contender.in_place
         buffers, align, synchronize = self._buffers, self._alignment.align, self._synchronize
 
         def call() -> int:
             x, out = buffers.take(in_place=in_place)
+            prepare(x, out)
             if synchronize is not None:
                 synchronize()
             align()

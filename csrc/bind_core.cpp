@@ -1,13 +1,14 @@
-// ring_reduce._core: the CPU ring for Python. Takes addresses and numbers; knows nothing of torch or NumPy.
+// ring_reduce._core: the CPU ring for Python. Takes addresses and numbers, and torch tensors as torch_view.h sees them.
 #include "accumulate.h"
 #include "cpu_ring.h"
-#include "dlpack_view.h"
 #include "shared_memory.h"
+#include "torch_view.h"
 
 #include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
+#include <limits>
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -46,25 +47,27 @@ class BoundRing {
     return ring_.run(arguments, interruptible ? &interrupt : nullptr);
   }
 
-  // An all_reduce of torch tensors, `out` being `x` in place; the bytes of their storages and where in these they begin
-  // (in elements) come along, since DLPack does not tell. -1, and nothing done, where they are not plain.
-  double reduce_tensors(const py::object& x, const py::object& out, ElementType type, Normalization normalization,
-                        double divisor, double count, std::pair<std::uint64_t, std::uint64_t> x_storage,
-                        std::pair<std::uint64_t, std::uint64_t> out_storage, bool interruptible) {
-    const auto is_plain = [&](const py::object& tensor, const py::object* like, PlainTensor& view,
-                              std::pair<std::uint64_t, std::uint64_t> storage) {
-      return view_plain(tensor, type, like, view) &&
-             (storage.second + view.elements) * element_bytes(type) <= storage.first;
-    };
-    PlainTensor input{}, output{};
-    if (!is_plain(x, nullptr, input, x_storage)) return -1;
-    if (out.is(x)) {
-      output = input;
-    } else if (!is_plain(out, &x, output, out_storage) || overlap(input, output, element_bytes(type))) {
-      return -1;
+  // An all_reduce of torch tensors, `out` being `x` in place. -1, and nothing done, where the core can't take them as
+  // they are, or the arguments don't fit together: who looks more closely then tells why.
+  double reduce_tensors(const py::object& x, const py::object& out, Normalization normalization, double divisor,
+                        double count, bool interruptible) {
+    const std::optional<PlainTensor> input = plain_tensor(x);
+    if (!input || !can_divide(input->type, normalization, divisor)) return -1;
+    const std::optional<PlainTensor> output = out.is(x) ? input : plain_tensor(out);
+    if (!output || (!out.is(x) && !same_shape_and_apart(x, *input, out, *output))) return -1;
+    try {
+      const double total = run(Operation::all_reduce, input->type, normalization, divisor, count,
+                               reinterpret_cast<std::uintptr_t>(input->data),
+                               reinterpret_cast<std::uintptr_t>(output->data), input->elements, interruptible);
+      mark_written(out);
+      return total;
+    } catch (const RingFailure& failure) {
+      if (failure.kind() != FailureKind::mismatch) mark_written(out);  // it may be half written
+      throw;
+    } catch (const py::error_already_set&) {
+      mark_written(out);
+      throw;
     }
-    return run(Operation::all_reduce, type, normalization, divisor, count, reinterpret_cast<std::uintptr_t>(input.data),
-               reinterpret_cast<std::uintptr_t>(output.data), input.elements, interruptible);
   }
 
   CpuRing& ring() { return ring_; }
@@ -82,10 +85,11 @@ class BoundRing {
     std::atomic<int>& running_;
   };
 
-  // Other than in place.
-  static bool overlap(const PlainTensor& a, const PlainTensor& b, std::size_t element_bytes) {
-    const std::size_t bytes = a.elements * element_bytes;
-    return a.data != b.data && a.data < b.data + bytes && b.data < a.data + bytes;
+  // As ring_reduce/call.py checks it, with a text.
+  static bool can_divide(ElementType type, Normalization normalization, double divisor) {
+    if (is_integer(type)) return normalization == Normalization::sum;
+    if (type == ElementType::float64 || normalization != Normalization::divide_by) return true;
+    return divisor >= std::numeric_limits<float>::min() && divisor <= std::numeric_limits<float>::max();
   }
 
   static std::vector<SharedMapping> map_all(const std::vector<int>& fds, std::size_t bytes) {
@@ -162,7 +166,8 @@ void translate_failure(std::exception_ptr error) {
 
 void bind_machine(py::module_& module) {
   module.def("create_shared_memory", &create_shared_memory, py::arg("bytes"));
-  module.def("use_exchange_api", &use_exchange_api, py::arg("capsule"));
+  module.def("use_torch", &use_torch, py::arg("capsule"), py::arg("increment_versions"));
+  module.def("allow_tensor_type", &allow_tensor_type, py::arg("type"));
   module.def("vector_isa", [] { return passes().isa; });
   module.def("vector_bits", [] { return passes().vector_bits; });
   module.attr("WIRE_VERSION") = kWireVersion;
@@ -263,16 +268,14 @@ void bind_ring(py::module_& module) {
           py::arg("input"), py::arg("output"), py::arg("elements"), py::arg("interruptible"))
       .def(
           "reduce_tensors",
-          [](BoundRing& self, const py::object& x, const py::object& out, int type, int normalization, double divisor,
-             double count, std::pair<std::uint64_t, std::uint64_t> x_storage,
-             std::pair<std::uint64_t, std::uint64_t> out_storage, bool interruptible) {
-            check_numbers(0, type, normalization);
-            return self.reduce_tensors(x, out, static_cast<ElementType>(type),
-                                       static_cast<Normalization>(normalization), divisor, count, x_storage,
-                                       out_storage, interruptible);
+          [](BoundRing& self, const py::object& x, const py::object& out, int normalization, double divisor,
+             double count, bool interruptible) {
+            check_numbers(0, 0, normalization);
+            return self.reduce_tensors(x, out, static_cast<Normalization>(normalization), divisor, count,
+                                       interruptible);
           },
-          py::arg("x"), py::arg("out"), py::arg("type"), py::arg("normalization"), py::arg("divisor"), py::arg("count"),
-          py::arg("x_storage"), py::arg("out_storage"), py::arg("interruptible"))
+          py::arg("x"), py::arg("out"), py::arg("normalization"), py::arg("divisor"), py::arg("count"),
+          py::arg("interruptible"))
       .def("abort", [](BoundRing& self, const std::string& reason) { self.ring().abort(reason); })
       .def("close", [](BoundRing& self) { self.ring().close(); })
       .def("busy", [](BoundRing& self) { return self.busy(); })

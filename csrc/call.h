@@ -14,8 +14,8 @@ enum class Operation : std::uint8_t { all_reduce, reduce_scatter, all_gather };
 // Numbered as ring_reduce.normalization.Kind.
 enum class Normalization : std::uint8_t { sum, mean, divide_by, divide_by_count, weighted_mean };
 
-// How the ranks exchange what they reduce. Float32 and float64 come out alike; 16-bit floats are rounded at every hop of
-// the ring, and once by the others.
+// How the ranks exchange what they reduce. Float32 and float64 come out alike (a weighted mean where nothing
+// underflows); 16-bit floats are rounded at every hop of the ring, and once by the others.
 enum class Algorithm : std::uint8_t {
   ring,
   direct,    // every rank reduces its chunk from all others' memory, and all copy the results

@@ -30,7 +30,14 @@ CpuRing::CpuRing(const RingSettings& settings, const std::vector<std::byte*>& re
     : group_(settings, regions, std::move(process_fds)),
       process_(current_process()),
       threads_(std::make_unique<LaneThreads>()),
-      lanes_(static_cast<std::size_t>(settings.shape.lanes)) {}
+      lanes_(static_cast<std::size_t>(settings.shape.lanes)) {
+  const auto world = static_cast<std::size_t>(settings.world);
+  for (LaneState& lane : lanes_) {
+    lane.counts.resize(world);
+    lane.addends.reserve(world);
+    lane.scales.reserve(world);
+  }
+}
 
 CpuRing::~CpuRing() {
   if (forked()) static_cast<void>(threads_.release());  // they run in the parent: nothing to join
@@ -101,7 +108,8 @@ Algorithm CpuRing::algorithm_of(const CallArguments& arguments) const {
   const RingSettings& s = group_.settings;
   if (arguments.operation != Operation::all_reduce || s.world == 1) return Algorithm::ring;
   const std::uint64_t bytes = arguments.elements * element_bytes(arguments.type);
-  if (bytes <= std::min(s.one_shot_bytes, s.shape.input_bytes())) return Algorithm::one_shot;
+  const bool shoots = s.one_shot_bytes != 0 && bytes <= std::min(s.one_shot_bytes, s.shape.input_bytes());
+  if (shoots) return Algorithm::one_shot;
   return s.direct ? Algorithm::direct : Algorithm::ring;
 }
 

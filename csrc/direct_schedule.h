@@ -17,8 +17,8 @@ namespace ring_reduce {
 // Without `gathers` there is one step and one exchange: every rank reduces the whole tensor.
 //
 // Two outboxes of either kind are enough, and no rank says what it has read:
-// - The inputs of step s replace those of s - 2. They are written after wait_results(s - 2), when all had reduced those,
-//   and after wait_inputs(s - 1), when all had left the call before, which may have been one without results.
+// - The inputs of step s replace those of s - 2. They are written after wait_results(s - 2), when all had reduced
+//   those, and after wait_inputs(s - 1), when all had left the call before, which may have been one without results.
 // - The results of step s replace those of s - 2. Whoever has published inputs of s had gathered s - 2 before.
 template <class Port>
 RING_REDUCE_PORTABLE void run_direct(Port& port, std::uint64_t steps, bool gathers) {

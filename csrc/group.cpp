@@ -107,8 +107,9 @@ RingFailure Group::fail(FailureKind kind, std::uint64_t call, const std::string&
     if (control(0).failed_by.compare_exchange_strong(cause, me, std::memory_order_acq_rel)) cause = me;
     for (int rank = 0; rank < settings.world; ++rank) {
       control(rank).failed_by.store(cause, std::memory_order_release);
-      wake(rank);
     }
+    // Only then: in a direct all-reduce a rank sleeps on the counters of another.
+    for (int rank = 0; rank < settings.world; ++rank) wake(rank);
   }
   return failure();
 }

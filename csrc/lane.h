@@ -3,8 +3,8 @@
 
 #include "partition.h"
 #include "passes.h"
-#include "trace.h"
 #include "scaling.h"
+#include "trace.h"
 #include "wait.h"
 
 #include <vector>
@@ -39,11 +39,11 @@ struct alignas(kLineBytes) LaneState {
   double seconds_waiting = 0;
   double total_count = 0;      // of the last call
   LaneTrace* trace = nullptr;  // while it is recorded
-  // Of the direct all-reduce; here, so that a small call allocates nothing.
+  // Of the direct all-reduce; here, so that a call allocates nothing.
   std::vector<double> counts = {};  // by rank
-  std::vector<const std::byte*> addends =
-      {};                           // of a chunk, in the order of the ring's sum; ranks without a count left out
-  std::vector<double> scales = {};  // of these
+  // Of a chunk, in the order of the ring's sum; ranks without a count left out.
+  std::vector<const std::byte*> addends = {};
+  std::vector<double> scales = {};
 };
 
 // Where the ports of a lane read and write the caller's tensors, and how they tell one call from another.

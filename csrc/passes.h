@@ -17,8 +17,8 @@ struct Combine {
   double divisor = 1.0;
 };
 
-// out = (inputs[0] * scales[0] + inputs[1] * scales[1] + ...) / divisor, added in this order, and computed as in Combine.
-// `out` may be one of the inputs; else it overlaps none.
+// out = (inputs[0] * scales[0] + inputs[1] * scales[1] + ...) / divisor, added in this order, and computed as in
+// Combine. `out` may be one of the inputs; else it overlaps none.
 struct AddAll {
   std::byte* out;
   const std::byte* const* inputs;

@@ -12,12 +12,16 @@ std::atomic<pid_t> process = 0;
 
 void look() { process.store(getpid(), std::memory_order_relaxed); }
 
+// Where the handler can't be had, every call asks.
+const bool told_of_forks = pthread_atfork(nullptr, nullptr, look) == 0;
+
 }  // namespace
 
 pid_t current_process() {
-  // Where the handler can't be had, every call asks.
-  static const bool told_of_forks = pthread_atfork(nullptr, nullptr, look) == 0 && (look(), true);
-  return told_of_forks ? process.load(std::memory_order_relaxed) : getpid();
+  const pid_t known = process.load(std::memory_order_relaxed);
+  if (known != 0 && told_of_forks) return known;
+  look();
+  return process.load(std::memory_order_relaxed);
 }
 
 }  // namespace ring_reduce

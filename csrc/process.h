@@ -5,7 +5,7 @@
 
 namespace ring_reduce {
 
-// getpid(), kept until a fork.
+// getpid(), kept until a fork. A child of the bare system call, which runs no handlers, takes itself for its parent.
 pid_t current_process();
 
 }  // namespace ring_reduce

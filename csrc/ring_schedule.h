@@ -1,4 +1,4 @@
-// The order of waits, moves and publishes of the ring: the only step loop in the project.
+// The order of waits, moves and publishes of the ring: its only step loop.
 // The CPU ring, the CUDA kernel, the ThreadSanitizer build and the Relacy model all instantiate these lines.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What a rank puts into a partial sum, and what divides it in the end: the one place of this arithmetic, for every port.
+// What a rank puts into a partial sum, and what divides it in the end: the one place of this, for every port.
 #pragma once
 
 #include "call.h"

@@ -42,8 +42,8 @@ def library_of(x: Any) -> Library:
         return _NUMPY
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        TORCH.torch = torch
-        return TORCH
+        _TORCH.torch = torch
+        return _TORCH
     raise TypeError(f"a ring takes a torch tensor or a NumPy array, not {type(x).__name__}; convert it first")
 
 
@@ -138,21 +138,9 @@ class _Torch:
     def __init__(self) -> None:
         self._names: dict[Any, str] = {}
         self._kinds: set[type] = set()  # checked before
-        self._exchanged: set[type] = set()  # those of them that the core can look at
-        self._increment_versions: Any = None
-
-    def plain_type(self, x: Any) -> str | None:
-        """The element type of a tensor of which the core may see by itself whether it can take it as it is.
-
-        None for anything else, for a tensor of a torch without DLPack's C exchange API, and for the first of its kind.
-        """
-        if type(x) not in self._exchanged or x.is_neg():
-            return None
-        return self._names.get(x.dtype)
-
-    def storage(self, x: Any) -> tuple[int, int]:
-        """Bytes of the storage of ``x``, and the number of its element that ``x`` begins with."""
-        return x.untyped_storage().nbytes(), x.storage_offset()
+        self._core_sees: bool | None = (
+            None  # whether the core can look at tensors itself; None: not asked yet
+        )
 
     def check(self, x: Any) -> str:
         if type(x) not in self._kinds:
@@ -160,6 +148,11 @@ class _Torch:
         if x.layout is not self.torch.strided:
             raise TypeError(
                 f"a ring takes dense tensors, not {x.layout}; use x.to_dense(), or a dense gradient"
+            )
+        if x.is_nested or self.torch._C._functorch.is_functorch_wrapped_tensor(x):
+            raise TypeError(
+                "a ring takes tensors that hold their elements, not nested ones, nor what torch.func's transforms "
+                "pass; reduce the parts of the one, and outside of the other"
             )
         if not x.is_cpu:
             raise TypeError(f"this ring runs on CPU tensors, and x is on {x.device}; use x.cpu()")
@@ -177,11 +170,22 @@ class _Torch:
                 f"wraps (x.to_local() of a DTensor)"
             )
         self._kinds.add(kind)
-        if len(self._kinds) == 1:
-            self._increment_versions = self._quick_increment()
-        if (capsule := getattr(tensor, "__dlpack_c_exchange_api__", None)) is not None:
-            _core.use_exchange_api(capsule)
-            self._exchanged.add(kind)
+        if self._core_sees is None:
+            self._core_sees = self._show_core(tensor)
+        if self._core_sees:
+            _core.allow_tensor_type(kind)
+
+    def _show_core(self, tensor: Any) -> bool:
+        """Gives the core what it needs to take tensors itself (csrc/torch_view.h); False where torch has it not."""
+        capsule = getattr(tensor, "__dlpack_c_exchange_api__", None)
+        increment = self._quick_increment()
+        if capsule is None or increment is None:
+            return False
+        try:
+            _core.use_torch(capsule, increment)
+        except ValueError:  # an API of another version
+            return False
+        return True
 
     def _check_memory(self, x: Any) -> None:
         """``ValueError`` unless the memory of ``x`` reaches to its last element: the core trusts the address."""
@@ -191,7 +195,7 @@ class _Torch:
         if not x.is_contiguous():
             elements = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
         needed = (x.storage_offset() + elements) * x.element_size()
-        held = 0 if x._is_zerotensor() else x.untyped_storage().nbytes()
+        held = 0 if x._is_zerotensor() or x.data_ptr() == 0 else x.untyped_storage().nbytes()
         if needed > held:
             raise ValueError(
                 f"the storage of this tensor of shape {tuple(x.shape)} holds {held} bytes, and its elements need "
@@ -213,7 +217,7 @@ class _Torch:
         return x if self.is_contiguous(x) else x.detach().resolve_neg().contiguous()
 
     def empty(self, shape: Sequence[int], like: Any) -> Any:
-        return self.torch.empty(tuple(shape), dtype=like.dtype)
+        return self.torch.empty(tuple(shape), dtype=like.dtype, device="cpu")
 
     def assign(self, target: Any, source: Any) -> None:
         target.detach().copy_(source.view(target.shape))
@@ -232,18 +236,17 @@ class _Torch:
 
     def written(self, x: Any) -> None:
         # A store through a raw pointer is unknown to autograd, which must refuse a backward that saved the old values.
-        if self._increment_versions is not None:
-            self._increment_versions((x,))
-        elif not x.is_inference():
+        if not x.is_inference():
             self.torch.autograd.graph.increment_version(x)
 
     def _quick_increment(self) -> Any:
-        """What ``increment_version`` calls in newer versions of torch: without its look at the argument, and with its
-        own at inference tensors; None where it is something else."""
+        """What ``increment_version`` calls in newer versions of torch: it takes a tuple of tensors, and looks itself
+        whether they have a version. None where it is something else."""
         try:
             with self.torch.inference_mode():
-                inference = self.torch.empty(1)
-            plain = self.torch.empty(1)
+                inference = self.torch.empty(1, device="cpu")
+            with self.torch.inference_mode(False):
+                plain = self.torch.empty(1, device="cpu")
             version = plain._version
             self.torch._C._increment_version((plain, inference))
         except (AttributeError, TypeError, RuntimeError):
@@ -252,4 +255,4 @@ class _Torch:
 
 
 _NUMPY = _Numpy()
-TORCH = _Torch()
+_TORCH = _Torch()

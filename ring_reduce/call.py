@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _core
-from .arrays import ELEMENT_TYPES, INTEGERS, TORCH, Library, extent, library_of
-from .errors import CountError
+from .arrays import ELEMENT_TYPES, INTEGERS, Library, extent, library_of
+from .errors import CountError, RingMismatch
 from .normalization import SUM, Kind, Normalization
 
 # Numbered as Operation in csrc/call.h.
@@ -35,17 +35,23 @@ class Call:
 
     def run(self, core: _core.CpuRing, interruptible: bool) -> Any:
         """Runs it and returns the result. Raises what the core raises."""
-        self.total_count = core.run(
-            self.operation,
-            self.element_type,
-            self.normalization.number,
-            self.normalization.total,
-            self.count,
-            self.arrays.address(self.input),
-            self.arrays.address(self.output),
-            self.elements,
-            interruptible,
-        )
+        try:
+            self.total_count = core.run(
+                self.operation,
+                self.element_type,
+                self.normalization.number,
+                self.normalization.total,
+                self.count,
+                self.arrays.address(self.input),
+                self.arrays.address(self.output),
+                self.elements,
+                interruptible,
+            )
+        except RingMismatch:
+            raise
+        except BaseException:
+            self.arrays.written(self.output)  # it may be half written
+            raise
         if self.result is self.output:
             self.arrays.written(self.output)
         else:
@@ -53,40 +59,11 @@ class Call:
         return self.result
 
 
-def reduce_plain_tensors(
-    core: _core.CpuRing, x: Any, normalization: Normalization, out: Any, count: Any, interruptible: bool
-) -> float:
-    """An all_reduce of torch tensors that the core can take as they are; -1, and nothing done, for any others.
-
-    What nearly every call is, without what other calls need: a small one would take twice as long. Returns the total
-    count, as :class:`Call` has it; raises what :func:`all_reduce_call` and the core raise.
-    """
-    type_name = TORCH.plain_type(x)
-    if type_name is None or (out is not x and TORCH.plain_type(out) != type_name):
-        return -1.0
-    number = count_of(normalization, type_name, count)
-    storage = TORCH.storage(x)
-    total_count = core.reduce_tensors(
-        x,
-        out,
-        ELEMENT_TYPES[type_name],
-        normalization.number,
-        normalization.total,
-        number,
-        storage,
-        storage if out is x else TORCH.storage(out),
-        interruptible,
-    )
-    if total_count >= 0:
-        TORCH.written(out)
-    return total_count
-
-
 def all_reduce_call(x: Any, normalization: Normalization, out: Any, count: Any) -> Call:
     """The call of :meth:`Ring.all_reduce`."""
     library = library_of(x)
     type_name = library.check(x)
-    number = count_of(normalization, type_name, count)
+    number = _check_normalization(normalization, type_name, count)
     result = x if out is None else out
     if out is not None:
         _check_out(library, type_name, out, like=x)
@@ -115,7 +92,7 @@ def reduce_scatter_call(
     """The call of :meth:`Ring.reduce_scatter`."""
     library = library_of(x)
     type_name = library.check(x)
-    number = count_of(normalization, type_name, count)
+    number = _check_normalization(normalization, type_name, count)
     elements = library.elements(x)
     if out is None:
         if len(x.shape) == 0 or x.shape[0] % world != 0:
@@ -194,9 +171,8 @@ def check_count(count: Any, normalization: Normalization) -> float:
     return value
 
 
-def count_of(normalization: Normalization, type_name: str, count: Any) -> float:
-    """The count that goes into a call, 1 where it has none; an error where the normalization, the type of the elements
-    and ``count`` don't fit together."""
+def _check_normalization(normalization: Normalization, type_name: str, count: Any) -> float:
+    """The count that goes into the call."""
     if not isinstance(normalization, Normalization):
         raise TypeError(
             f"normalization is {normalization!r}; use SUM, MEAN, divide_by(total), DIVIDE_BY_COUNT or WEIGHTED_MEAN "

@@ -91,7 +91,7 @@ def run_command(argv: Sequence[str]) -> int:
             f"pip install 'ring-reduce[{command.extra}]'",
             file=sys.stderr,
         )
-        return 1
+        return FAILED
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import mmap
 import os
 import resource
@@ -31,6 +32,11 @@ def cpu_quota(root: Path = ROOT) -> float | None:
         if quota not in ("max", "-1"):
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
+
+
+def granted_cores() -> float:
+    """Cores' worth of time that this process gets at most: of its affinity and of the cgroups' quota the less."""
+    return min(usable_cores(), cpu_quota() or math.inf)
 
 
 def memory_limit(root: Path = ROOT) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ from . import _core
 from .bootstrap import Member, Store
 from .errors import RingError, RingMismatch
 from .handshake import make_together
-from .machine import cpu_quota, memory_left, usable_cores
+from .machine import granted_cores, memory_left
 
 ALGORITHMS = ("auto", "ring", "direct")
 
@@ -42,14 +41,9 @@ class Tuning:
     yields: int | None = None  # None: many or few, by the same rule
 
 
-def _cores() -> float:
-    """Cores' worth of time that this process gets at most."""
-    return min(usable_cores(), cpu_quota() or math.inf)
-
-
 def default_lanes(world: int) -> int:
     """Threads a rank: the cores divided among the ranks, 1 to 4."""
-    return max(1, min(MAX_LANES, int(_cores() / world)))
+    return max(1, min(MAX_LANES, int(granted_cores() / world)))
 
 
 @dataclass(frozen=True)
@@ -90,16 +84,20 @@ class _SharedMemory:
     def agree(self, mine: dict[str, Any], hellos: dict[int, dict[str, Any]]) -> dict[str, Any]:
         """The fewest lanes that any rank wants, and segments that fit the staging limit; all else must be equal."""
         for rank, hello in hellos.items():
-            for key in mine.keys() - {"rank", "world", "lanes"}:
-                if hello.get(key) != mine[key]:
+            for key in mine:
+                if key not in ("rank", "world", "lanes") and hello.get(key) != mine[key]:
                     raise RingMismatch(
                         f"ring {self._member.name!r}: {key} is {mine[key]} on rank 0 and {hello.get(key)} on rank "
                         f"{rank}; every rank has to run the same version of ring_reduce with the same settings"
                     )
         agreed = {**mine, "lanes": min([mine["lanes"], *(hello["lanes"] for hello in hellos.values())])}
-        for key in ("part_bytes", "segment_bytes"):
-            while _region_bytes(agreed) > STAGING_LIMIT_BYTES and agreed[key] > _LINE_BYTES:
-                agreed[key] = agreed[key] // 2 // _LINE_BYTES * _LINE_BYTES
+        while _region_bytes(agreed) > STAGING_LIMIT_BYTES:
+            # What takes more of a lane first, so that neither is left with next to nothing.
+            of_lane = {"segment_bytes": agreed["depth"], "part_bytes": 2 * agreed["world"] + 2}
+            key = max(of_lane, key=lambda name: of_lane[name] * agreed[name])
+            if agreed[key] <= _LINE_BYTES:
+                break
+            agreed[key] = agreed[key] // 2 // _LINE_BYTES * _LINE_BYTES
         return agreed
 
     def make_memory(self, agreed: dict[str, Any]) -> int:
@@ -117,7 +115,7 @@ class _SharedMemory:
     def map(self, agreed: dict[str, Any], memory: list[int], processes: list[int]) -> ShmRing:
         """The ring over the memory of all ranks, given by rank as their pidfds are (-1: none)."""
         member, tuning = self._member, self._tuning
-        crowded = _cores() < member.world * agreed["lanes"]
+        crowded = granted_cores() < member.world * agreed["lanes"]
         spins = tuning.spins if tuning.spins is not None else (0 if crowded else SPINS)
         yields = tuning.yields if tuning.yields is not None else (CROWDED_YIELDS if crowded else YIELDS)
         core = _core.CpuRing(

@@ -86,9 +86,8 @@ class CommunicationThread:
         self._unfinished = 0
         self._stopping = False
         self.idle = True  # whether no job is queued or running
-        self.ident: int | None = (
-            None  # threading.get_ident() in a callback of a future; None before the first job
-        )
+        # threading.get_ident() in a callback of a future; None before the first job.
+        self.ident: int | None = None
 
     def submit(self, job: Callable[[], Any]) -> Future[Any]:
         """Queues ``job``; the future gets what it returns or raises. ``RingClosed`` after :meth:`stop`."""

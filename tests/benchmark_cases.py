@@ -85,6 +85,33 @@ class SpoilingPeer(RingPeer):
             x[5] += 1
 
 
+class WrongLaterPeer(WrongPeer):
+    """Right in the calls that are checked before the others (two, in and out of place) and in those of random data."""
+
+    name = "wrong later"
+    right_calls = 6
+
+    def setup(self, place: Place) -> None:
+        super().setup(place)
+        self._calls = 0
+
+    def all_reduce(self, x: torch.Tensor, out: torch.Tensor, op: Op) -> None:
+        self._calls += 1
+        super().all_reduce(x, out, op)
+        if self._calls <= self.right_calls:
+            out[3] -= 1
+
+
+class RoughPeer(RingPeer):
+    """Loses bits: exact for small integers, and 256 times as rough as float32 for other numbers."""
+
+    name = "rough"
+
+    def all_reduce(self, x: torch.Tensor, out: torch.Tensor, op: Op) -> None:
+        super().all_reduce(x, out, op)
+        out.copy_(out.bfloat16())
+
+
 class FailingPeer(RingPeer):
     """Rank 1 does something else in its ninth call."""
 

@@ -80,6 +80,14 @@ def test_one_rank_elsewhere_is_enough_for_all_to_use_the_store(monkeypatch: pyte
     assert all(isinstance(each, StoreBarrier) for each in on_ranks(HashStore()))
 
 
+def test_ranks_agree_on_whether_each_has_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for a start that another doesn't name would wait for ever."""
+    granted = iter([64.0, WORLD - 0.5, 64.0])
+    monkeypatch.setattr(alignment, "granted_cores", lambda: next(granted))
+    made: Any = nobody_leaves_before_all_have_come(HashStore())
+    assert [barrier._oversubscribed for barrier in made] == [True] * WORLD
+
+
 @pytest.mark.parametrize("kind", ["nothing", "other memory", "shorter memory"])
 def test_another_processs_file_is_not_taken_for_the_memory(kind: str, tmp_path: Path) -> None:
     """In another container the same path may lead anywhere."""

@@ -64,4 +64,4 @@ def test_barrier_names_the_rank_that_does_not_come() -> None:
     words = [0] * words_needed(3)
     words[0] = 1  # rank 0 has come, rank 2 has not
     with pytest.raises(TimeoutError, match="rank 1: rank 2 did not reach turn 1"):
-        Barrier(words, rank=1, world=3, timeout=0.01).align()
+        Barrier(words, rank=1, world=3, cores=3, timeout=0.01).align()

@@ -10,15 +10,14 @@ import pytest
 
 from benchmark_cases import measurement, plan, report
 from ring_reduce.benchmarks.baseline import BadBaseline, compare_with, differences, read_baseline, verdict
-from ring_reduce.benchmarks.report import document, rows
-
-COMMITTED = Path(__file__).parents[1] / "benchmarks" / "results" / "cpu-2-ranks.json"
+from ring_reduce.benchmarks.report import document, figures_of
 
 
 def of(medians: dict[str, float]) -> tuple[dict[str, Any], Any]:
     """The document and the rows of a run."""
-    made = [measurement(1024, medians)]
-    return document(plan(), report(*made), 0.0), rows(plan(), made)
+    made = report(measurement(1024, medians))
+    figures = figures_of(plan(), made)
+    return document(plan(), made, figures, 0.0), figures.rows
 
 
 @pytest.mark.parametrize(
@@ -65,9 +64,36 @@ def test_a_file_is_read_back_and_an_older_one_too(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text(json.dumps(written))
     assert read_baseline(path) == written
-    older = read_baseline(COMMITTED)
+    older = json.loads(json.dumps(written))
+    for row in older["rows"]:
+        for name in ("time_us_low", "time_us_high", "copy_us"):
+            del row[name]
+    path.write_text(json.dumps(older))
     now, ours = of({"ring sum in": 1.0})
-    assert compare_with(older, now, ours)[-1].startswith("# 1 rows in both")
+    assert (
+        compare_with(read_baseline(path), now, ours)[-1]
+        == "# 1 rows in both: 0 slower, 0 faster, 0 same, 1 ?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("time_us", None),
+        ("time_us", 0),
+        ("time_us", -1.0),
+        ("time_us", "1"),
+        ("copy_us", 0.0),
+        ("time_us_low", True),
+    ],
+)
+def test_times_that_are_none_are_refused(name: str, value: object, tmp_path: Path) -> None:
+    written, _ = of({"ring sum in": 1.0, "copy sum out": 1.0})
+    written["rows"][0][name] = value
+    path = tmp_path / "broken.json"
+    path.write_text(json.dumps(written))
+    with pytest.raises(BadBaseline, match=rf"broken\.json.*ring has the {name} {value!r}"):
+        read_baseline(path)
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ WORLD = 3
 
 
 def made(
-    rank: int, *, count: int = 100, dtype: torch.dtype = torch.float32, rotate: int = 4096
+    rank: int, *, count: int = 100, dtype: torch.dtype = torch.float32, rotate: int = 4096, calls: int = 1000
 ) -> RotatedBuffers:
     inputs = Inputs(integers, rank=rank, world=WORLD, count=count, dtype=dtype, device=CPU)
-    return RotatedBuffers(inputs, count=count, dtype=dtype, device=CPU, rotate_bytes=rotate)
+    return RotatedBuffers(inputs, count=count, dtype=dtype, device=CPU, rotate_bytes=rotate, calls=calls)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,30 @@ def test_buffers_exceed_the_cache_and_change_in_every_call() -> None:
 def test_large_buffers_still_alternate() -> None:
     each = made(0, count=4096, rotate=1)
     assert each.take(in_place=True)[0].data_ptr() != each.take(in_place=True)[0].data_ptr()
+
+
+def test_small_sizes_have_a_buffer_for_each_call_and_no_more() -> None:
+    each = made(0, count=1, rotate=1 << 20, calls=10)
+    addresses = [each.take(in_place=True)[0].data_ptr() for _ in range(13)]
+    assert len(set(addresses)) == 12
+    assert addresses[12] == addresses[0]
+
+
+@pytest.mark.parametrize("op", [Op.SUM, Op.MEAN])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_what_rounding_explains_is_not_outside(dtype: torch.dtype, op: Op) -> None:
+    count = 100_000
+    inputs = Inputs(normals, rank=0, world=WORLD, count=count, dtype=dtype, device=CPU)
+    data = [normals(rank, count + SHIFTS, dtype)[:count] for rank in range(WORLD)]
+    out = (data[0] + data[1]) + data[2]  # a rounding each
+    if op is Op.MEAN:
+        out /= WORLD
+    assert inputs.outside(out, op) == 0
+    limits = torch.finfo(dtype)
+    magnitude = sum(x.double().abs() for x in data)[:2] / (WORLD if op is Op.MEAN else 1)  # type: ignore[index]
+    out[0] += (12 * limits.eps * magnitude[0]).to(dtype)
+    out[1] = math.nan
+    assert inputs.outside(out, op) == 2
 
 
 def test_no_shift_comes_back_within_the_calls_of_a_size() -> None:

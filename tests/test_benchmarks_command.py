@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from benchmark_cases import ROW_KEYS
+from benchmark_cases import ROW_KEYS, measurement, plan, report
 from ring_reduce import cli
 from ring_reduce.benchmarks import launch
 from ring_reduce.benchmarks.launch import MPI_VARIABLES, STORE_VARIABLE, Seat, seat_of
 from ring_reduce.benchmarks.plan import Plan
 from ring_reduce.benchmarks.progress import progress
+from ring_reduce.benchmarks.report import document, figures_of
 
 TESTS = Path(__file__).parent
 TINY = ["-b", "64", "-e", "4K", "-f", "64", "-n", "10", "--rotate", "16K"]
 SMALLEST = ["-b", "64", "-e", "64", "-n", "10", "--rotate", "1K"]
-COMMITTED = TESTS.parent / "benchmarks" / "results" / "cpu-2-ranks.json"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 # Starts a rank for each process that is asked for, as Open MPI's would: mpirun N PROGRAM...
@@ -117,20 +117,58 @@ def test_wrong_results_are_counted_and_are_1(tmp_path: Path) -> None:
     file, names = tmp_path / "rows.json", ["benchmark_cases:WrongPeer", "benchmark_cases:SpoilingPeer"]
     done = bench(*SMALLEST, "--backend", ",".join(names), "--json", str(file))
     assert done.returncode == 1, done.stderr
-    wrong = 4  # an element, of two ranks, in two calls
+    wrong = 8  # an element, of two ranks, in four calls
+    random = 2  # the same in the call with random data
     footers = [line for line in done.stdout.splitlines() if line.startswith("# Out of bounds values")]
     assert footers == [
-        f"# Out of bounds values : {2 * wrong} FAILED",
+        f"# Out of bounds values : {2 * (wrong + random)} FAILED",
         f"# Out of bounds values : {wrong} FAILED",
     ]
     counted = {(row["backend"], row["in_place"]): row["wrong"] for row in rows_of(file)}
     assert counted == {
-        (names[0], False): wrong,
-        (names[0], True): wrong,
+        (names[0], False): wrong + random,
+        (names[0], True): wrong + random,
         (names[1], False): wrong,
         (names[1], True): 0,
         ("copy", False): None,
     }
+
+
+def test_faults_of_later_calls_and_lost_bits_are_counted(tmp_path: Path) -> None:
+    file, names = tmp_path / "rows.json", ["benchmark_cases:WrongLaterPeer", "benchmark_cases:RoughPeer"]
+    done = bench(*SMALLEST, "--backend", ",".join(names), "--json", str(file))
+    assert done.returncode == 1, done.stderr
+    counted = {(row["backend"], row["in_place"]): row["wrong"] for row in rows_of(file)}
+    for in_place in (False, True):
+        assert (
+            counted[names[0], in_place] == 4
+        )  # an element, of two ranks, in the two calls behind the others
+        assert 16 <= counted[names[1], in_place] <= 32  # of two ranks' 16 random sums
+
+
+def test_the_file_is_written_before_anything_is_printed(tmp_path: Path) -> None:
+    """A reader that is gone, or a full disk behind stdout, loses no measurement."""
+    file = tmp_path / "rows.json"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "ring_reduce",
+                "bench",
+                *SMALLEST,
+                "--backend",
+                "gloo",
+                "--json",
+                str(file),
+            ],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=280,
+            check=False,
+        )
+    assert done.returncode == 2, done.stderr
+    assert {row["backend"] for row in rows_of(file)} == {"gloo", "copy"}
 
 
 @pytest.mark.parametrize(
@@ -147,7 +185,7 @@ def test_a_rank_that_fails_ends_the_run_with_its_cause(peer: str, cause: str) ->
 
 
 def test_a_rank_that_hangs_ends_the_run_and_is_named() -> None:
-    done = bench(*SMALLEST, "--backend", "benchmark_cases:HangingPeer", "--timeout", "2")
+    done = bench(*SMALLEST, "--backend", "benchmark_cases:HangingPeer", "--timeout", "20")
     assert (done.returncode, done.stdout) == (2, "")
     assert "rank 1" in done.stderr
     assert "at: 64 bytes of float32" in done.stderr
@@ -155,8 +193,11 @@ def test_a_rank_that_hangs_ends_the_run_and_is_named() -> None:
 
 
 def test_under_torchrun_every_process_is_a_rank_and_rank_0_prints(tmp_path: Path) -> None:
-    file = tmp_path / "rows.json"
-    options = ["--json", str(file), "--baseline", str(COMMITTED)]
+    file, baseline = tmp_path / "rows.json", tmp_path / "earlier.json"
+    earlier = report(measurement(128, {"ring sum in": 5.0}))  # a size that is not measured now
+    written = document(plan(), earlier, figures_of(plan(), earlier), 0.0)
+    baseline.write_text(json.dumps(written))
+    options = ["--json", str(file), "--baseline", str(baseline)]
     done = bench(*TINY, "--backend", "ring,gloo", *options, launcher=[*TORCHRUN, "2"])
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("# ring-reduce bench: 2 ranks on cpu") == 1
@@ -202,14 +243,14 @@ def test_with_mpi_the_ranks_are_started_by_mpirun(
     monkeypatch.setitem(sys.modules, "ring_reduce.benchmarks.mpirun", module)
     monkeypatch.setattr("ring_reduce.benchmarks.mpirun", module, raising=False)
     backends = (f"benchmark_cases:{peer}", "copy")
-    plan = Plan(world=2, sizes=(64,), backends=backends, calls=10, rotate_bytes=1024)
-    store = launch.new_store(plan)
+    asked = Plan(world=2, sizes=(64,), backends=backends, calls=10, rotate_bytes=1024)
+    store = launch.new_store(asked)
     if peer == "RingPeer":
-        report = launch.start_under_mpirun(plan, store.port, lambda _: None)
-        assert [each.nbytes for each in report.measurements] == [64]
+        measured = launch.start_under_mpirun(asked, store.port, lambda _: None)
+        assert [each.nbytes for each in measured.measurements] == [64]
         return
     with pytest.raises(launch.LaunchError, match="mpirun ended with exit status 2; rank 0 was at: 64 bytes"):
-        launch.start_under_mpirun(plan, store.port, lambda _: None)
+        launch.start_under_mpirun(asked, store.port, lambda _: None)
     assert "OSError: the planted fault" in capfd.readouterr().err
 
 
@@ -221,6 +262,29 @@ def test_seats_are_found_in_the_environment() -> None:
         assert seat_of({rank: "3", world: "8"}) == Seat(3, 8, 3, "mpirun")
     assert seat_of({"RANK": "3"}) is None
     assert seat_of({}) is None
+
+
+@pytest.mark.parametrize("command", ["ddp", "scale"])
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "host", "MASTER_PORT": "1"},
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"},
+    ],
+)
+def test_commands_that_start_their_ranks_refuse_a_launcher(
+    command: str,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("ring_reduce.benchmarks.ddp.run_ranks", lambda *_, **__: pytest.fail("started ranks"))
+    monkeypatch.setattr("ring_reduce.benchmarks.scale.start", lambda *_: pytest.fail("started ranks"))
+    assert cli.main(["bench", command]) == 2
+    launcher = "torchrun" if "RANK" in environment else "mpirun"
+    assert f"{launcher} started this process as rank 1 of 4" in capsys.readouterr().err
 
 
 def test_progress_is_for_terminals(

@@ -24,6 +24,7 @@ from ring_reduce.benchmarks.ddp_report import document, report
 from ring_reduce.benchmarks.ddp_result import Check, Trained
 from ring_reduce.benchmarks.ddp_trainer import REDUCERS, Groups, Trainer
 from ring_reduce.benchmarks.ddp_workloads import BATCHES, WORKLOADS
+from ring_reduce.benchmarks.rounding import rounding
 from ring_reduce.demo.data import Digits
 
 HOST = {"cores": 2, "processor": "a processor", "torch": "9.9"}
@@ -248,13 +249,11 @@ def test_the_bound_is_of_rounding(dtype: torch.dtype) -> None:
     for part in parts[1:]:
         got = got + part
     exact = parts.double().sum(dim=0) / world
-    bound = ddp_check.rounding(parts.double().abs().mean(dim=0), world, dtype)
+    bound = rounding(parts.double().abs().mean(dim=0), world, dtype)
     error = ((got / world).double() - exact).abs()
     assert (error <= bound).all()
     assert (error / bound).max() > 0.35  # and no wider than it has to be
-    assert (
-        ddp_check.rounding(torch.zeros(1), world, torch.float32) > 0
-    )  # the smallest numbers are rounded too
+    assert rounding(torch.zeros(1), world, torch.float32) > 0  # the smallest numbers are rounded too
 
 
 # The command.

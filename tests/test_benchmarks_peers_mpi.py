@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from ring_reduce.benchmarks import mpirun
+from ring_reduce.benchmarks.peers import Place
 from ring_reduce.benchmarks.peers.mpi import MpiPeer
+from ring_reduce.benchmarks.plan import Plan
+from ring_reduce.benchmarks.timing import Timing
+from ring_reduce.benchmarks.watch import Watch
+from tools import require_tool
 
 TESTS = Path(__file__).parent
 OPEN_MPI, MPICH = "mpiexec (Open MPI) 5.0.11", "HYDRA build details:"
@@ -35,7 +44,7 @@ def _launcher(path: Path, version: str) -> Path:
 
 
 def _cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)))
+    monkeypatch.setattr(mpirun, "granted_cores", lambda: count)
 
 
 def test_open_mpi_is_told_of_more_ranks_than_cores(
@@ -93,10 +102,51 @@ def test_what_is_missing_is_told_with_how_to_install_it(
     assert MpiPeer.missing("cpu") is None
 
 
+def _require_mpi() -> None:
+    """Its launcher may be beside the interpreter and not on PATH."""
+    require_tool("mpi4py", mpirun.INSTALL)
+    if mpirun.find() is None:
+        require_tool("mpiexec", mpirun.INSTALL)
+
+
+def test_a_timed_call_makes_no_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a world of one in place of MPI's, whose all-reduce is a copy."""
+    events: list[str] = []
+    in_place = object()
+
+    def memory(address: int, nbytes: int) -> tuple[int, int]:
+        events.append("buffer")
+        return address, nbytes
+
+    def allreduce(sent: Any, received: Any) -> None:
+        events.append("call")
+        if sent is not in_place:
+            ctypes.memmove(received[0][0], *sent[0])
+
+    world: Any = SimpleNamespace(size=1, Allreduce=allreduce, Split=lambda *_: world, Free=lambda: None)
+    types = {name: object() for name in ("DOUBLE", "FLOAT", "INT32_T", "INT64_T")}
+    mpi = SimpleNamespace(
+        COMM_WORLD=world, IN_PLACE=in_place, memory=SimpleNamespace(fromaddress=memory), **types
+    )
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(rc=SimpleNamespace()))
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
+    place = Place(0, 1, None, 4096, torch.device("cpu"), 0)
+    peer = MpiPeer()
+    peer.setup(place)
+    plan = Plan(world=1, sizes=(1024,), calls=10, rotate_bytes=4096, spread=False)
+    aligned: Any = SimpleNamespace(align=lambda: events.append("align"), hop_ns=lambda: 1.0)
+    watch = Watch(60.0, lambda _: None)
+    found, _ = Timing(plan, place, aligned, {"mpi": peer}, watch).measure("float32", 1024)
+    watch.end()
+    assert [each.wrong for each in found.values()] == [0, 0]
+    starts = [index for index, event in enumerate(events) if event == "align"]
+    assert len(starts) >= 2 * 10
+    assert {events[index + 1] for index in starts} == {"call"}
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_its_sums_and_means_are_exact(tmp_path: Path, world: int) -> None:
-    if (reason := MpiPeer.missing("cpu")) is not None:
-        pytest.skip(reason)
+    _require_mpi()
     program = [sys.executable, str(TESTS / "mpi_rank.py"), str(tmp_path), str(world)]
     ended = subprocess.run(
         [*mpirun.command(world), *program], capture_output=True, text=True, timeout=200, check=False
@@ -106,8 +156,7 @@ def test_its_sums_and_means_are_exact(tmp_path: Path, world: int) -> None:
 
 
 def test_ranks_that_mpirun_did_not_start_are_refused(tmp_path: Path) -> None:
-    if (reason := MpiPeer.missing("cpu")) is not None:
-        pytest.skip(reason)
+    _require_mpi()
     code = (
         "import torch; from ring_reduce.benchmarks.peers import Place\n"
         "from ring_reduce.benchmarks.peers.mpi import MpiPeer\n"

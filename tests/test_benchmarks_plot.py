@@ -82,7 +82,7 @@ def test_without_matplotlib_nothing_is_measured(
     monkeypatch.delitem(sys.modules, "ring_reduce.benchmarks.plot", raising=False)
     monkeypatch.delattr("ring_reduce.benchmarks.plot", raising=False)
     monkeypatch.setattr("ring_reduce.benchmarks.launch.start", lambda *_: pytest.fail("measured"))
-    assert cli.main(["bench", "--backend", "ring", "--plot", str(tmp_path / "picture.png")]) == 1
+    assert cli.main(["bench", "--backend", "ring", "--plot", str(tmp_path / "picture.png")]) == 2
     assert capsys.readouterr().err == (
         "ring-reduce bench: the module matplotlib.figure is missing: pip install 'ring-reduce[bench]'\n"
     )

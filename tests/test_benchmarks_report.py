@@ -8,16 +8,16 @@ import math
 import platform
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmark_cases import ROW_KEYS, found, measurement, plan, report
+from figures import RESULTS, TABLES, tables
 from ring_reduce.benchmarks import host
 from ring_reduce.benchmarks.host import MB
 from ring_reduce.benchmarks.measurement import Found, merge
-from ring_reduce.benchmarks.report import comparisons, document, rows
+from ring_reduce.benchmarks.report import comparisons, document, figures_of, rows
 
 MEDIANS = {
     "ring sum out": 120.0,
@@ -86,7 +86,10 @@ def test_without_the_ring_the_first_backend_is_what_others_are_compared_with() -
 def test_the_file_is_json_whatever_was_found() -> None:
     made = measurement(MB, MEDIANS, error=math.inf, wrong=1)
     nowhere = dataclasses.replace(made, hops_ns=np.full(5, math.nan))
-    written = json.loads(json.dumps(document(plan(), report(nowhere), 0.5), allow_nan=False))
+    made_up = report(nowhere)
+    written = json.loads(
+        json.dumps(document(plan(), made_up, figures_of(plan(), made_up), 0.5), allow_nan=False)
+    )
     assert set(written) == {"machine", "plan", "rows", "comparisons"}
     assert all(set(row) == ROW_KEYS for row in written["rows"])
     assert written["machine"]["load_at_start"] == 0.5
@@ -109,21 +112,13 @@ def _unreadable() -> str:
     raise OSError("no such file")
 
 
-def committed_ratios(world: int) -> list[dict[str, Any]]:
-    """By size, in place, the ratios of the committed figures; of a mean's, those to the sum."""
-    path = Path(__file__).parents[1] / "benchmarks" / "results" / f"cpu-{world}-ranks.json"
-    by_size: dict[int, dict[str, Any]] = {}
-    for comparison in json.loads(path.read_text())["comparisons"]:
-        if comparison.get("in_place", True):
-            ratios = by_size.setdefault(comparison["bytes"], {})
-            ratios.update({name: ratio for name, ratio in comparison["ratios"].items() if name not in ratios})
-    return list(by_size.values())
+@pytest.mark.parametrize("document", TABLES)
+def test_documents_show_the_committed_figures(document: str) -> None:
+    text = (Path(__file__).parents[1] / document).read_text()
+    for lines in tables(document):
+        assert "\n".join(lines) in text
 
 
-def test_the_readme_shows_the_committed_figures() -> None:
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
-    for of_two, of_four in zip(committed_ratios(2), committed_ratios(4), strict=True):
-        ratios = [of_two[name] for name in ("gloo_over_ring", "ring_over_copy", "mean_over_sum")]
-        ratios.append(of_four["gloo_over_ring"])
-        cells = (f"{ratio['value']:.3g} [{ratio['low']:.3g}, {ratio['high']:.3g}]" for ratio in ratios)
-        assert f" | {' | '.join(cells)} |" in readme
+def test_the_committed_results_are_right() -> None:
+    for path in RESULTS.glob("*.json"):
+        assert all(not row["wrong"] for row in json.loads(path.read_text()).get("rows", ()))

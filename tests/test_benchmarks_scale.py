@@ -259,3 +259,8 @@ def test_a_rank_that_fails_ends_the_run(
     monkeypatch.setattr(scale, "RING_PEERS", (scale_peers.Sum, Failing))
     assert scale.run(parsed("--sizes", "64", "--calls", "2", "--rotate", "16K")) == 2
     assert "no such luck" in capsys.readouterr().err
+
+
+def test_a_size_below_one_element_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert scale.run(parsed("--sizes", "64,2", "--calls", "2")) == 2
+    assert "--sizes 2 is less than one element of 4 bytes" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from benchmark_cases import measurement, plan, report
 from ring_reduce.benchmarks.host import MB
 from ring_reduce.benchmarks.measurement import Report
 from ring_reduce.benchmarks.plan import Plan
+from ring_reduce.benchmarks.report import figures_of
 from ring_reduce.benchmarks.summary import Ratio
 from ring_reduce.benchmarks.table import figure, heading, ratio_text, table
 
@@ -56,7 +57,7 @@ def test_the_whole_table() -> None:
     }
     large = {"ring sum out": 12000.4, "ring sum in": 11000.0, "copy sum out": 10000.0}
     made = report(measurement(1024, small, sent=1536), measurement(64 * MB, large, wrong=3, error=0.5))
-    assert "\n".join(table(asked, made)) == FULL
+    assert "\n".join(table(asked, figures_of(asked, made))) == FULL
 
 
 def test_no_line_of_figures_is_wider_than_a_wide_terminal() -> None:
@@ -66,12 +67,32 @@ def test_no_line_of_figures_is_wider_than_a_wide_terminal() -> None:
 def test_integers_have_no_error_and_what_a_backend_does_not_reduce_is_told() -> None:
     asked = plan(dtypes=("float32", "int32"), backends=("ring", "mpi", "copy"))
     made = measurement(1024, {"ring sum in": 1.0}, dtype="int32", error=None, sent=1024)
-    lines = table(asked, report(made))
+    lines = table(asked, figures_of(asked, report(made)))
     (line,) = [line for line in lines if not line.startswith("#") and "0.0" not in line.split()[0]][:1]
     assert line.split()[:4] == ["1024", "256", "int32", "sum"]
     assert line.split()[-3:] == ["-", "1024", "1024"]
     assert "# ring does not reduce float" in lines
     assert lines[lines.index("# mpi") + 1] == "# mpi does not reduce float, int32"
+
+
+def test_integers_that_were_asked_for_a_mean_only_are_not_called_irreducible() -> None:
+    asked = plan(dtypes=("float32", "int32"), ops=("MEAN",), backends=("ring", "copy"))
+    lines = table(asked, figures_of(asked, report(measurement(1024, {"ring avg in": 1.0}))))
+    assert not any("does not reduce" in line for line in lines)
+
+
+def test_a_name_of_the_users_own_may_look_like_a_ratio() -> None:
+    name = "my_over_module:One_over_N"
+    for backends in (("ring", name, "copy"), (name, "gloo", "copy")):
+        asked = plan(backends=backends)
+        times = {f"{each} sum in": 2.0 for each in backends[:2]} | {"copy sum out": 1.0}
+        titles = [
+            line.split()
+            for line in table(asked, figures_of(asked, report(measurement(1024, times))))
+            if "hop" in line
+        ]
+        base, other = backends[:2]
+        assert [words[-2:] for words in titles] == [[f"{base}/copy", f"{other}/{base}"]]
 
 
 def test_heading_names_machine_calls_and_several_hosts() -> None:

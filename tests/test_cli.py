@@ -57,7 +57,7 @@ def test_a_missing_package_names_the_extra(
         raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
 
     add_command(monkeypatch, need, extra="demo")
-    assert cli.main(["fake"]) == 1
+    assert cli.main(["fake"]) == 2
     assert capsys.readouterr().err == (
         "ring-reduce fake: the module sklearn is missing: pip install 'ring-reduce[demo]'\n"
     )

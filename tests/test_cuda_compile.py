@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from cuda_lint import INSTALL_NVCC, spilled_bytes
 from tools import require_tool
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = Path("tests/native/schedule_device.cu")
 KERNELS = {"schedule_all_gather", "schedule_all_reduce", "schedule_reduce_scatter"}
 ARCHITECTURES = ["sm_80", "sm_90"]
-INSTALL_NVCC = "apt-get install cuda-nvcc-13-0 cuda-cudart-dev-13-0 (from NVIDIA's CUDA repository)"
 
 
 def compile_for(
@@ -27,14 +26,6 @@ def compile_for(
     command += ["-Xptxas", "-v", *options, "-cubin", "-o", str(output / "schedule.cubin"), str(tree / SOURCE)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return subprocess.CompletedProcess(command, done.returncode, done.stdout, done.stdout + done.stderr)
-
-
-def spilled_bytes(ptxas: str) -> dict[str, int]:
-    """Bytes spilled, stores and loads together, of each function that ptxas reports."""
-    pattern = re.compile(
-        r"Function properties for (\w+)\s+\d+ bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
-    )
-    return {name: int(stores) + int(loads) for name, stores, loads in pattern.findall(ptxas)}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

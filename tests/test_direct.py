@@ -100,7 +100,8 @@ def expected_in_any_order(world: int, rank: int, seed: int) -> list[np.ndarray]:
             np.random.default_rng([seed, call, peer]).integers(-99, 99, size).astype(np.float32)
             for peer in range(world)
         ]
-        which, total = numbers.integers(0, 4), np.sum(inputs, axis=0, dtype=np.float32)
+        which = numbers.integers(0, 4)
+        total: np.ndarray = np.sum(inputs, axis=0, dtype=np.float32)
         part = size // world
         if which == 0:
             results.append(total[rank * part : (rank + 1) * part])

@@ -62,7 +62,10 @@ def test_aarch64(tmp_path: Path) -> None:
     ("line", "fault"),
     [
         ("+ 0x7fff + ((bits >> 16) & 1)", "+ 0x8000"),  # ties away from even
-        ("(rounded_to_bfloat16(v.low) >> 16)", "(rounded_to_bfloat16(v.high) >> 16)"),  # the other half of the word
+        (
+            "(rounded_to_bfloat16(v.low) >> 16)",
+            "(rounded_to_bfloat16(v.high) >> 16)",
+        ),  # the other half of the word
         ("+ 0xfff + ((magnitude >> 13) & 1)) >> 13", ") >> 13"),  # truncates
         ("select(magnitude < (113u << 23), denormal, normal)", "normal"),  # no denormals
         (

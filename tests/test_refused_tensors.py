@@ -11,6 +11,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ring_reduce as rr
+from conftest import Run
+from launch import Seat, caught
 
 
 class Wrapper(torch.Tensor):
@@ -55,6 +57,11 @@ REFUSED: dict[str, tuple[Callable[[], torch.Tensor], type[Exception], str]] = {
     "small storage": (lambda: resized(63), ValueError, "holds 252 bytes, and its elements need 256"),
     "strided": (strided_past_the_end, ValueError, "holds 24 bytes, and its elements need 28"),
     "zero tensor": (lambda: torch._efficientzerotensor((4,)), ValueError, "has no memory of its own"),
+    "part of a zero tensor": (
+        lambda: torch._efficientzerotensor((4,))[1:],
+        ValueError,
+        "has no memory of its own",
+    ),
     "fake": (fake, TypeError, "a FakeTensor stands for others; pass what it wraps"),
     "wrapper": (lambda: Wrapper(torch.ones(4)), TypeError, "a Wrapper stands for others; pass what it wraps"),
     "meta": (lambda: torch.empty(4, device="meta"), TypeError, "x is on meta"),
@@ -95,3 +102,47 @@ def test_masked_arrays() -> None:
     )
     with rr.Ring(rank=0, world=1) as ring, pytest.raises(TypeError, match=r"use x.filled\(0\), or x.data"):
         ring.all_reduce(masked)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with rr.Ring(rank=0, world=1) as ring, pytest.raises(TypeError, match="not nested ones"):
+        ring.all_reduce(nested)
+
+
+@pytest.mark.parametrize("transform", ["functionalize", "vmap", "grad"])
+def test_inside_of_a_transform(transform: str) -> None:
+    """What torch.func's transforms pass holds no elements: its address is none."""
+    with rr.Ring(rank=0, world=1) as ring:
+
+        def reduced(x: torch.Tensor) -> torch.Tensor:
+            ring.all_reduce(x * 1)
+            return x.sum()
+
+        with pytest.raises(TypeError, match=r"nor what torch\.func's transforms pass"):
+            getattr(torch.func, transform)(reduced)(torch.ones(8))
+        assert ring.all_reduce(torch.ones(2)).tolist() == [1, 1]
+
+
+def half_written(seat: Seat) -> tuple[int, int]:
+    """How often a tensor was marked as written: by a call that an abort ended, and by one of another size."""
+    ring = seat.ring()
+    x = torch.ones(3)
+    ring.all_reduce(x)
+    before = x._version
+    if seat.rank == 0:
+        ring.abort("by the test")
+    assert isinstance(caught(lambda: ring.all_reduce(x)), rr.RingAborted)
+    aborted = x._version - before
+    other = seat.ring(name="other")
+    y = torch.ones(3 + seat.rank)
+    assert isinstance(caught(lambda: other.all_reduce(y)), rr.RingMismatch)
+    return aborted, y._version
+
+
+def test_what_a_failed_call_may_have_written_is_marked(run: Run) -> None:
+    """After a mismatch no tensor has changed, and none is marked."""
+    for aborted, mismatched in run(2, half_written):
+        assert aborted == 1
+        assert mismatched == 0

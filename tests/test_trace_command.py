@@ -103,11 +103,11 @@ def test_bad_arguments(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rank_that_fails_is_1(
+def test_a_rank_that_fails_is_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RING_REDUCE_NVTX", "yes")
-    assert cli.main(["trace", "--out", str(tmp_path / "t.json"), "--world", "1"]) == 1
+    assert cli.main(["trace", "--out", str(tmp_path / "t.json"), "--world", "1"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("ring-reduce trace: rank 0 failed: ValueError: RING_REDUCE_NVTX is 'yes'")
     assert list(tmp_path.iterdir()) == []

@@ -16,7 +16,7 @@ import pytest
 # Tools that are headers, not programs.
 HEADERS = {"relacy": "relacy/relacy.hpp"}
 # Tools that are Python packages.
-MODULES = ("triton",)
+MODULES = ("triton", "mpi4py")
 
 
 def find_tool(name: str) -> str | None:

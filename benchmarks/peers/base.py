@@ -33,7 +33,10 @@ class Place:
 
 
 class Peer(Protocol):
-    """An all-reduce to measure. It imports its library in ``setup``, so that an absent one keeps no other away."""
+    """An all-reduce to measure; derive from it, which gives ``prepare``.
+
+    It imports its library in ``setup``, so that an absent one keeps no other away.
+    """
 
     name: str
     ops: tuple[Op, ...]  # MEAN too where users get it by dividing afterwards: that is their time
@@ -49,6 +52,10 @@ class Peer(Protocol):
     def setup(self, place: Place) -> None:
         """Connects the ranks. Every rank calls it once, in the same order of peers."""
         ...
+
+    def prepare(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Untimed, before a timed call with the same two: what a user has ready who reduces the same tensors again."""
+        return
 
     def all_reduce(self, x: torch.Tensor, out: torch.Tensor, op: Op) -> None:
         """Reduces ``x`` into ``out``, which is ``x`` itself for in place. ``x`` is else left as it was.

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .base import DTYPES, Op, Place
+from .base import DTYPES, Op, Peer, Place
 
 if TYPE_CHECKING:
     import torch
 
 
-class CopyPeer:
+class CopyPeer(Peer):
     """The memory limit: every rank copies the tensor to its output. There is no such thing in place.
 
     On the CPU by numpy, whose copy is libc's memcpy. That streams past the caches when the size calls for it, and so is

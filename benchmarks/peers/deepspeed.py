@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .base import Op, Place
+from .base import Op, Peer, Place
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ def _dtypes() -> frozenset[str]:
     return frozenset({"float32"} | floats16 if "avx2" in flags else floats16)
 
 
-class DeepSpeedPeer:
+class DeepSpeedPeer(Peer):
     """``torch.ops.deepspeed.inference_all_reduce_``: SUM in place. A mean is a second pass, as its users do it.
 
     The op returns without a word, and without a sum, for types that it does not know; so this class refuses them.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .base import DTYPES, Op, Place
+from .base import DTYPES, Op, Peer, Place
 
 if TYPE_CHECKING:
     import torch
 
 
-class GlooPeer:
+class GlooPeer(Peer):
     """``dist.all_reduce``. Gloo has no mean: users divide afterwards, in a second pass. Nor has it an output tensor."""
 
     name = "gloo"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .base import DTYPES, Op, Place
+from .base import DTYPES, Op, Peer, Place
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ def join(place: Place) -> Any:
     return dist.group.WORLD
 
 
-class NcclPeer:
+class NcclPeer(Peer):
     """``dist.all_reduce``. NCCL divides by itself (``ReduceOp.AVG``). It has no output tensor: that takes a copy."""
 
     name = "nccl"

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import ring_reduce as rr
 
-from .base import DTYPES, Op, Place
+from .base import DTYPES, Op, Peer, Place
 
 if TYPE_CHECKING:
     import torch
 
 
-class RingPeer:
+class RingPeer(Peer):
     """``Ring.all_reduce``, Python included."""
 
     name = "ring"

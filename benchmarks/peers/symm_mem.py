@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .base import Op, Place
+from .base import Op, Peer, Place
 from .nccl import join, missing_gpu
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ ONE_SHOT_MOST_BYTES = 256 << 10  # as torch chooses (kOneShotThreshBytes in intr
 PAD_BYTES = 16  # of each rank's part: the kernels move 16 bytes at a time
 
 
-class SymmMemPeer:
+class SymmMemPeer(Peer):
     """``torch.ops.symm_mem``: multimem where the switch adds (NVLink SHARP), else one-shot or two-shot by size.
 
     A gradient is not in symmetric memory, so copies into and out of the symmetric buffer belong to the time.

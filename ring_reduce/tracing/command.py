@@ -18,6 +18,7 @@ from .chrome import write
 from .recorder import DEFAULT_LIMIT, MOST_EVENTS, RankTrace
 from .summary import RankSummary, summarize
 
+COULD_NOT_TRACE = 2
 MOST_RANKS = 16
 DEFAULT_CALLS, DEFAULT_STEPS = 3, 1
 FLOATS = [name for name in ELEMENT_TYPES if name not in INTEGERS]
@@ -105,7 +106,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Traces, writes the file and prints a summary: 0, or 1 if a rank failed."""
+    """Traces, writes the file and prints a summary: 0, or 2 if it could not be traced."""
     from ring_reduce.processes import RanksFailed
 
     if args.late is not None and args.late >= args.world:
@@ -113,13 +114,13 @@ def run(args: argparse.Namespace) -> int:
             f"ring-reduce trace: --late {args.late}: there is no such rank among {args.world}",
             file=sys.stderr,
         )
-        return 2
+        return COULD_NOT_TRACE
     try:
         with terminate_as_exit():
             traces = _run_ranks(args)
     except RanksFailed as error:
         print(f"ring-reduce trace: {error}", file=sys.stderr)
-        return 1
+        return COULD_NOT_TRACE
     write(args.out, traces)
     print(format_summary(traces))
     print(f"{args.out}: open it at ui.perfetto.dev")
