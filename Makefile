@@ -19,10 +19,10 @@ CHECK := $(PYTHON) -c
 TYPED := build/typed/ring_reduce
 
 .DEFAULT_GOAL := help
-.PHONY: help env install demo doctor test lint format clean rebuild
+.PHONY: help env install demo doctor test lint format clean rebuild gpu-check
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
 
 demo: $(VENV)/.installed-demo  ## train with the ring, draw demo.png, write demo.json; needs only Python and g++
 	$(BIN)/ring-reduce demo --plot demo.png --json demo.json $(ARGS)
@@ -32,6 +32,10 @@ doctor: $(VENV)/.installed-demo  ## say what this machine can do
 
 test: lint  ## lint, then every test
 	$(BIN)/python -m pytest $(ARGS)
+
+# With PYTHON as it is and its torch, not the environment's: machines with GPUs bring their own.
+gpu-check:  ## all that only a GPU can show, in under 10 minutes; ARGS names steps
+	$(PYTHON) tests/gpu/check.py $(ARGS)
 
 # Without ruff's cache, which keys on a file alone and so misses a module that moved in or out beside it.
 lint: $(VENV)/.installed-dev  ## ruff, mypy, clang-format; changes nothing
@@ -77,5 +81,5 @@ $(BIN)/python:
 
 clean:  ## remove what was built; the environment stays
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
-	rm -f ring_reduce/_core*.so $(VENV)/.installed-* demo.png demo.json
+	rm -f ring_reduce/_core*.so ring_reduce/_cuda*.so $(VENV)/.installed-* demo.png demo.json
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +

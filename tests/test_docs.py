@@ -185,6 +185,7 @@ def test_python_blocks_use_names_that_exist(path: Path) -> None:
 LINKED = [
     *DOCUMENTS,
     ROOT / "docs" / "architecture.md",
+    ROOT / "docs" / "gpu.md",
     ROOT / "docs" / "profiling.md",
     ROOT / "examples" / "README.md",
     ROOT / "examples" / "verify" / "README.md",
