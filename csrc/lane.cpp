@@ -23,6 +23,7 @@ std::byte* Lane::output(const Span& span) const {
 }
 
 void Lane::write_output(std::byte* out, const std::byte* in, std::size_t bytes) const {
+  if (bytes == 0) return;  // no elements may have no address
   if (call_.stream) {
     passes_.stream_copy(out, in, bytes);
   } else {

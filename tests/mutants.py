@@ -197,7 +197,7 @@ MUTANTS = {
                 "    if (step + 1 < steps) port.post_inputs(step + 1);\n    port.wait_inputs(step);\n",
             ),
         ),
-        thread=_RACE,
+        thread="",
     ),
     # A wake-up is lost, and with it, but for the time limit of the sleep, the ring.
     "sleeps without a second look": Mutant(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmark_cases import ROW_KEYS, found, measurement, plan, report
-from figures import RESULTS, TABLES, tables
+from figures import DOCUMENTS, RESULTS, tables
 from ring_reduce.benchmarks import host
 from ring_reduce.benchmarks.host import MB
 from ring_reduce.benchmarks.measurement import Found, merge
@@ -112,7 +112,7 @@ def _unreadable() -> str:
     raise OSError("no such file")
 
 
-@pytest.mark.parametrize("document", TABLES)
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_documents_show_the_committed_figures(document: str) -> None:
     text = (Path(__file__).parents[1] / document).read_text()
     for lines in tables(document):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -38,11 +39,20 @@ def compile_ring(directory: Path, *options: str) -> Objects:
     return {path.stem: path for path in compile_objects(sources, CSRC, directory, *options)}
 
 
+def headers_of(path: Path) -> set[str]:
+    """The names of the core's headers that a file includes, and they include."""
+    found: set[str] = set()
+    for name in re.findall(r'^#include "(.+)"$', path.read_text(), re.MULTILINE):
+        if name not in found:
+            found |= {name, *headers_of(CSRC / name)}
+    return found
+
+
 def with_fault(name: str, objects: Objects, directory: Path, *options: str) -> Path:
-    """The program with one fault. Passes have none here, and a fault in a .cpp is compiled alone."""
-    csrc, changed = plant(name, directory), Path(MUTANTS[name].file)
-    names = [changed.stem] if changed.suffix == ".cpp" else [*SOURCES, "ring_threads"]
-    sources = [(NATIVE if each == "ring_threads" else csrc) / f"{each}.cpp" for each in names]
+    """The program with one fault. Passes have none here; only what includes the fault is compiled."""
+    csrc, changed = plant(name, directory), MUTANTS[name].file
+    candidates = [*(csrc / f"{each}.cpp" for each in SOURCES), NATIVE / "ring_threads.cpp"]
+    sources = [path for path in candidates if changed in {path.name, *headers_of(path)}]
     planted = {path.stem: path for path in compile_objects(sources, csrc, directory, *options)}
     return link([*{**objects, **planted}.values()], directory / "ring_threads_with_fault", *options)
 

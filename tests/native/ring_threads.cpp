@@ -211,6 +211,18 @@ void check_results(const RingSettings& settings) {
   });
 }
 
+// One shot and several direct steps by turns, with nothing between them that ranks could meet in.
+void check_turns(const RingSettings& settings) {
+  const auto n = static_cast<std::uint64_t>(settings.world);
+  World(settings).run([&](CpuRing& ring, int rank) {
+    for (int call = 1; call <= 40; ++call) {
+      const std::uint64_t elements = call % 2 == 0 ? 601 * n + 7 : 97 * n;
+      const Job job{ElementType::float32, Operation::all_reduce, Normalization::sum, elements, call % 3 == 0};
+      check_job<float>(ring, rank, settings.world, job, call);
+    }
+  });
+}
+
 // Enough for `lanes` lanes (see kLaneBytes in cpu_ring.cpp), and a few elements that fill no pack.
 std::uint64_t elements_for_lanes(int world, int lanes) {
   return static_cast<std::uint64_t>(world) * static_cast<std::uint64_t>(lanes) * (256 * 1024 / sizeof(float)) + 7;
@@ -413,6 +425,7 @@ void check_direct() {
   check_results(direct_settings_of(2, 1, 128, 0, 0, 0));
   check_results(direct_settings_of(3, 3, 256, 0, 50, 20));
   check_results(direct_settings_of(4, 2, 512, 1600, 0, 3));  // one shot and direct in turn
+  check_turns(direct_settings_of(3, 1, 512, 1300, 0, 3));
   check_lanes(direct_settings_of(3, 2, 65536, 0, 0, 3));
 }
 
