@@ -42,62 +42,11 @@ def table(name: str, *columns: str, in_place: bool = True) -> list[str]:
     ]
 
 
-def scale_table(name: str, *contenders: str) -> list[str]:
-    """A line for each size of ``ring-reduce bench scale --json``, in place: each contender's time over the sum's."""
-    by_size: dict[int, dict[str, Any]] = {}
-    for row in read(name)["rows"]:
-        if row["in_place"]:
-            by_size.setdefault(row["bytes"], {})[row["contender"]] = row["over_sum"]
-    return [
-        _line(size_cell(size), [Ratio(**over[each]) for each in contenders]) for size, over in by_size.items()
-    ]
-
-
-def types_table(name: str, *dtypes: str) -> list[str]:
-    """A line for each size, in place: of each type, the ring's time over that of a copy of as many bytes."""
-    by_size: dict[int, dict[str, Any]] = {}
-    for comparison in read(name)["comparisons"]:
-        if comparison["in_place"]:
-            by_size.setdefault(comparison["bytes"], {})[comparison["dtype"]] = comparison["ratios"][
-                "ring_over_copy"
-            ]
-    return [
-        _line(size_cell(size), [Ratio(**over[each]) for each in dtypes]) for size, over in by_size.items()
-    ]
-
-
-def large_table(name: str) -> list[str]:
-    """A line for each size, in place: the ring's time a byte over that of the first size, and over the copy's."""
-    rows = [row for row in read(name)["rows"] if row["in_place"] and row["backend"] == "ring"]
-    first = rows[0]["time_us"] / rows[0]["bytes"]
-    return [
-        f"| {size_cell(row['bytes'])} | {row['time_us'] / row['bytes'] / first:.2f} | "
-        f"{row['time_us'] / row['copy_us']:.2f} |"
-        for row in rows
-    ]
-
-
-def ddp_table(name: str) -> list[str]:
-    """A line for each network of ``ring-reduce bench ddp --json``."""
-    lines = []
-    for model in read(name)["models"]:
-        steps = {
-            row["contender"]: Ratio(**row["over_unreduced"]) for row in model["rows"] if row["over_unreduced"]
-        }
-        lines.append(
-            _line(model["model"], [Ratio(**model["over_ring"]["gloo"]), steps["ring"], steps["gloo"]])
-        )
-    return lines
-
-
 def _line(first: str, found: list[Ratio]) -> str:
     return f"| {first} | {' | '.join(ratio_text(ratio) for ratio in found)} |"
 
 
 PEERS = ("gloo_over_ring", "mpi_over_ring", "deepspeed_over_ring")
-DIVIDED = tuple(
-    f"ring {name}" for name in ("MEAN", "divide_by", "DIVIDE_BY_COUNT", "WEIGHTED_MEAN", "SUM, then div_")
-)
 
 
 def tables(document: str) -> list[list[str]]:
@@ -107,10 +56,6 @@ def tables(document: str) -> list[list[str]]:
     return [
         table("cpu-2-ranks", *PEERS, "ring_over_copy", in_place=False),
         table("cpu-4-ranks", *PEERS, "ring_over_copy"),
-        scale_table("cpu-2-ranks-scale", *DIVIDED),
-        types_table("cpu-2-ranks-types", "float32", "float16", "bfloat16"),
-        large_table("cpu-2-ranks-large"),
-        ddp_table("cpu-2-ranks-ddp"),
     ]
 
 
