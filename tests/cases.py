@@ -151,3 +151,24 @@ def assert_reduced(
         expected = case.expected(world, tuning.get("algorithm", "ring"))
         for rank, got in enumerate(results):
             assert_same(got, expected, f"{case}, rank {rank} of {world}")
+
+
+def bytes_moved(
+    seat: Seat, sizes: Sequence[int], lanes: int | None, tuning: dict[str, Any]
+) -> list[tuple[int, int, int, int]]:
+    """What a rank's statistics count of an all_reduce of each size, float32: sent, received, headers sent, calls."""
+    ring = seat.kept_ring(lanes=lanes, **tuning)
+    moved = []
+    for size in sizes:
+        before = ring.stats
+        ring.all_reduce(np.ones(size, np.float32))
+        after = ring.stats
+        moved.append(
+            (
+                after.bytes_sent - before.bytes_sent,
+                after.bytes_received - before.bytes_received,
+                after.header_bytes_sent - before.header_bytes_sent,
+                after.calls - before.calls,
+            )
+        )
+    return moved

@@ -9,7 +9,7 @@ import pytest
 
 import reference
 import ring_reduce as rr
-from cases import SMALL, Case, Values, assert_reduced, assert_same, results_of, sizes
+from cases import SMALL, Case, Values, assert_reduced, assert_same, bytes_moved, results_of, sizes
 from conftest import Run
 from launch import Seat
 from reference import FLOATS, INTEGERS, TYPES
@@ -156,29 +156,13 @@ def test_integers_wrap(run: Run, name: str) -> None:
         assert got.tolist() == [-2, 0, -2, 10] * 9
 
 
-def bytes_moved(seat: Seat, sizes: list[int], lanes: int) -> list[tuple[int, int, int, int]]:
-    ring = seat.kept_ring(lanes=lanes, segment_bytes=4096, algorithm="ring")
-    moved = []
-    for size in sizes:
-        before = ring.stats
-        ring.all_reduce(np.ones(size, np.float32))
-        after = ring.stats
-        moved.append(
-            (
-                after.bytes_sent - before.bytes_sent,
-                after.bytes_received - before.bytes_received,
-                after.header_bytes_sent - before.header_bytes_sent,
-                after.calls - before.calls,
-            )
-        )
-    return moved
-
-
 @pytest.mark.parametrize(("world", "lanes"), [(1, 1), (2, 1), (2, 3), (3, 1), (8, 1)])
 def test_stats_are_the_bytes_of_the_formula(run: Run, world: int, lanes: int) -> None:
     """2s less the chunk that is finished here and the one that ends here."""
     sizes = [0, 1, 17, 4096, 100_003, 700_001]
-    for rank, moved in enumerate(run(world, bytes_moved, sizes, lanes)):
+    for rank, moved in enumerate(
+        run(world, bytes_moved, sizes, lanes, {"segment_bytes": 4096, "algorithm": "ring"})
+    ):
         for size, (sent, received, headers, calls) in zip(sizes, moved, strict=True):
             length = [4 * (c.stop - c.start) for c in reference.chunks(size, TYPES["float32"], world)]
             right, left = length[(rank + 1) % world], length[(rank - 1) % world]

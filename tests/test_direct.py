@@ -9,7 +9,7 @@ import pytest
 
 import reference
 import ring_reduce as rr
-from cases import SMALL_DIRECT, Case, Values, assert_reduced, assert_same, results_of, sizes
+from cases import SMALL_DIRECT, Case, Values, assert_reduced, assert_same, bytes_moved, results_of, sizes
 from conftest import Run
 from launch import Seat, caught
 from reference import FLOATS, TYPES
@@ -120,37 +120,20 @@ def test_algorithms_take_turns(run: Run, world: int, seed: int) -> None:
             assert_same(mine, right, f"call {call} of seed {seed} on rank {rank}")
 
 
-def bytes_moved(seat: Seat, elements: list[int], tuning: dict[str, Any]) -> list[tuple[int, int, int]]:
-    ring = seat.kept_ring(**tuning)
-    moved = []
-    for size in elements:
-        before = ring.stats
-        ring.all_reduce(np.ones(size, np.float32))
-        after = ring.stats
-        moved.append(
-            (
-                after.bytes_sent - before.bytes_sent,
-                after.bytes_received - before.bytes_received,
-                after.header_bytes_sent - before.header_bytes_sent,
-            )
-        )
-    return moved
-
-
 @pytest.mark.parametrize("world", [2, 3, 8])
 def test_stats_are_the_bytes_of_the_formula(run: Run, world: int) -> None:
     """Directly, every rank sends the parts of others, and its own chunk to each of them; in one shot, all to all."""
     elements = [0, 1, 17, 4096, 10_003]
-    for rank, moved in enumerate(run(world, bytes_moved, elements, SMALL_DIRECT)):
-        for size, (sent, received, headers) in zip(elements, moved, strict=True):
+    for rank, moved in enumerate(run(world, bytes_moved, elements, None, SMALL_DIRECT)):
+        for size, (sent, received, headers, _) in zip(elements, moved, strict=True):
             chunk = reference.chunks(size, TYPES["float32"], world)[rank]
             own = 4 * (chunk.stop - chunk.start)
             assert sent == received == 4 * size - own + (world - 1) * own
             assert headers >= 64 * (world - 1)
             assert headers % (64 * (world - 1)) == 0
-    for moved in run(world, bytes_moved, elements, ONE_SHOT):
+    for moved in run(world, bytes_moved, elements, None, ONE_SHOT):
         assert moved == [
-            (4 * size * (world - 1), 4 * size * (world - 1), 64 * (world - 1)) for size in elements
+            (4 * size * (world - 1), 4 * size * (world - 1), 64 * (world - 1), 1) for size in elements
         ]
 
 

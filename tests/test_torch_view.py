@@ -13,9 +13,10 @@ import torch
 import ring_reduce as rr
 from ring_reduce import _core, arrays, shm
 
+# By the version, not by looking: a newer torch in which the API is gone has to fail, since every call got slower.
 pytestmark = pytest.mark.skipif(
-    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
-    reason="this torch has no C exchange API: every call goes the long way",
+    tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13),
+    reason=f"torch {torch.__version__} may have no C exchange API: then every call goes the long way",
 )
 
 
