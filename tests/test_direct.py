@@ -195,12 +195,32 @@ def of_another_size(seat: Seat, sizes_of: list[int]) -> tuple[str, bool]:
 
 @pytest.mark.parametrize("sizes_of", [[512, 513, 512], [5000, 5000, 1], [600, 700, 600]])
 def test_other_sizes_that_take_another_algorithm_are_told(run: Run, sizes_of: list[int]) -> None:
-    """Each rank waits where the others don't write: what ends the wait is that all say what they call."""
+    """One shot and direct, which hear of each other by the headers in their outboxes."""
     outcomes = run(3, of_another_size, sizes_of)
     text, _ = outcomes[0]
     assert all(outcome == (text, True) for outcome in outcomes)
     assert "element count is" in text
     assert {str(size) for size in sizes_of} <= set(text.replace(":", " ").split())
+
+
+def round_the_ring_alone(seat: Seat, scatters: bool) -> tuple[str, bool]:
+    """The last rank makes a call that goes round the ring, and the others one that does not."""
+    ring = seat.ring(timeout=10, one_shot_bytes=2048)
+    last = seat.rank == seat.world - 1
+    x = np.full(6000 if last and not scatters else 510, 7, np.float32)
+    error = caught(lambda: ring.reduce_scatter(x) if last and scatters else ring.all_reduce(x))
+    return f"{type(error).__name__}: {error}", bool((x == 7).all())
+
+
+@pytest.mark.parametrize(("world", "scatters"), [(2, False), (2, True), (3, True)])
+def test_who_waits_where_the_others_do_not_write_is_told(run: Run, world: int, scatters: bool) -> None:
+    """No header comes: what ends the wait is that all announce what they call."""
+    outcomes = run(world, round_the_ring_alone, scatters)
+    assert outcomes == [outcomes[0]] * world
+    text, unchanged = outcomes[0]
+    assert text.startswith("RingMismatch: ranks disagree in call 1: ")
+    assert ("operation is" if scatters else "element count is") in text
+    assert unchanged
 
 
 def other_algorithm(seat: Seat) -> str:
