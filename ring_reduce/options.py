@@ -45,6 +45,25 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
     return parse
 
 
+def add_world(parser: argparse.ArgumentParser, most: int) -> None:
+    """``--world``, of the commands that start their ranks themselves."""
+    parser.add_argument(
+        "--world",
+        type=whole_number(1, most),
+        default=2,
+        metavar="N",
+        help="ranks, one process each (default: %(default)s)",
+    )
+
+
+def readable_file(text: str) -> Path:
+    """The type of an option that is a path to read."""
+    path = Path(text)
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {text!r}")
+    return path
+
+
 def writable_file(text: str) -> Path:
     """The type of an option that is a path to write, known before any work rather than after it."""
     path = Path(text)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from ring_reduce.arrays import ELEMENT_TYPES, INTEGERS
 from ring_reduce.benchmarks.flags import size
 from ring_reduce.normalization import DIVIDE_BY_COUNT, MEAN, SUM, WEIGHTED_MEAN, Normalization
-from ring_reduce.options import terminate_as_exit, whole_number, writable_file
+from ring_reduce.options import add_world, terminate_as_exit, whole_number, writable_file
 from ring_reduce.shm import ALGORITHMS
 
+from . import nsys
 from .chrome import write
 from .recorder import DEFAULT_LIMIT, MOST_EVENTS, RankTrace
 from .summary import RankSummary, summarize
@@ -50,15 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument(
-        "--out", type=writable_file, required=True, metavar="FILE.json", help="the trace file to write"
+        "--out", type=writable_file, metavar="FILE.json", help="the trace file to write (needed)"
     )
-    parser.add_argument(
-        "--world",
-        type=whole_number(1, MOST_RANKS),
-        default=2,
-        metavar="N",
-        help="ranks, one process each (default: %(default)s)",
-    )
+    add_world(parser, MOST_RANKS)
     parser.add_argument(
         "--size",
         type=size,
@@ -74,6 +69,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--algorithm", choices=ALGORITHMS, default="auto", help="of the ring (default: %(default)s)"
     )
     _add_what(parser)
+    # With options of its own, none of which are those above.
+    commands = parser.add_subparsers(title="what nsys has recorded", metavar="")
+    command = commands.add_parser("nsys", help=nsys.DESCRIPTION, description=nsys.DESCRIPTION)
+    nsys.add_arguments(command)
+    command.set_defaults(run=nsys.run)
 
 
 def _add_what(parser: argparse.ArgumentParser) -> None:
@@ -109,6 +109,9 @@ def run(args: argparse.Namespace) -> int:
     """Traces, writes the file and prints a summary: 0, or 2 if it could not be traced."""
     from ring_reduce.processes import RanksFailed
 
+    if args.out is None:
+        print("ring-reduce trace: --out FILE.json is missing, the trace file to write", file=sys.stderr)
+        return COULD_NOT_TRACE
     if args.late is not None and args.late >= args.world:
         print(
             f"ring-reduce trace: --late {args.late}: there is no such rank among {args.world}",

@@ -120,7 +120,7 @@ class Recorder:
         return self._trace
 
     def __enter__(self) -> Recorder:
-        if not self._ring._core.start_trace(self._limit):
+        if not self._ring._engine.start_trace(self._limit):
             raise RuntimeError(f"{self._ring!r} is being recorded already; end that recorder first")
         self._ring._ranges.add(self)
         return self
@@ -131,7 +131,7 @@ class Recorder:
         self._ring._ranges.remove(self)
         lanes = [
             LaneEvents([_event(each) for each in lane.events()], lane.dropped)
-            for lane in self._ring._core.take_trace()
+            for lane in self._ring._engine.take_trace()
         ]
         self._trace = RankTrace(self._ring.rank, self._ring.world, lanes, self._spans)
 

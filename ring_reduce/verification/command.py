@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ring_reduce.options import terminate_as_exit, whole_number, writable_file
+from ring_reduce.options import add_world, readable_file, terminate_as_exit, whole_number, writable_file
 
 if TYPE_CHECKING:
     from .report import Report
@@ -39,14 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``ring-reduce verify``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
-    parser.add_argument("file", type=_file, metavar="FILE", help="a Python file, see below")
-    parser.add_argument(
-        "--world",
-        type=whole_number(1, MOST_RANKS),
-        default=2,
-        metavar="N",
-        help="ranks (default: %(default)s)",
-    )
+    parser.add_argument("file", type=readable_file, metavar="FILE", help="a Python file, see below")
+    add_world(parser, MOST_RANKS)
     parser.add_argument(
         "--micro-batches",
         type=whole_number(1, 10_000),
@@ -199,13 +193,6 @@ def _progress() -> Iterator[Callable[[str], None]]:
     finally:
         if terminal:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def _file(text: str) -> Path:
-    path = Path(text)
-    if not path.is_file():
-        raise argparse.ArgumentTypeError(f"there is no file {text!r}")
-    return path
 
 
 def _number(text: str) -> float:
