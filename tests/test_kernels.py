@@ -6,10 +6,9 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -17,6 +16,7 @@ pytest.importorskip("torch", reason="the kernels take torch tensors: pip install
 
 import torch
 
+from ptx import Compiled, compile_ptx, spilled_bytes, wide_accesses
 from tools import require_tool
 
 TESTS = Path(__file__).resolve().parent
@@ -94,18 +94,11 @@ def test_faults_are_seen(case: str, text: str, fault: str, tmp_path: Path) -> No
 # --- compiled
 
 
-class Compiled(NamedTuple):
-    ptx: str
-    ptxas: str  # what it says of registers and spills
-
-
 Compile = Callable[..., Compiled]
 
 
 @pytest.fixture
-def compile_kernel(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Compile:
+def compile_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compile:
     """``compile_kernel(name, capability, dtype, wide, number)``: as the launcher has it compiled, but without a GPU."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("TRITON_INTERPRET=1: nothing can be compiled")
@@ -115,10 +108,6 @@ def compile_kernel(
     def compile_one(
         name: str, capability: int, dtype: torch.dtype, wide: bool, number: str = "*fp64", **options: Any
     ) -> Compiled:
-        import triton
-        from triton.backends.compiler import GPUTarget
-        from triton.compiler import ASTSource
-
         from ring_reduce.kernels import accumulate as kernels
 
         kernel = getattr(kernels, name)
@@ -130,23 +119,9 @@ def compile_kernel(
             "ROW": kernels.ROW,
         }
         pointers = dict(zip(kernel.arg_names, ["*i64", "*i64", number], strict=False))
-        source = ASTSource(kernel, {**pointers, **dict.fromkeys(constants, "constexpr")}, constants)
-        target = GPUTarget("cuda", capability, 32)
-        compiled = triton.compile(source, target=target, options={**kernels.OPTIONS, **options})
-        return Compiled(compiled.asm["ptx"], capsys.readouterr().out)
+        return compile_ptx(kernel, pointers, constants, capability, {**kernels.OPTIONS, **options})
 
     return compile_one
-
-
-def spilled_bytes(ptxas: str) -> int:
-    found = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", ptxas)
-    assert len(found) == 1, ptxas
-    return sum(map(int, found[0]))
-
-
-def wide_accesses(ptx: str) -> Counter[str]:
-    """Loads and stores of 16 bytes."""
-    return Counter(re.findall(r"\b(ld|st)\.global[.\w]*\.(?:v4\.b32|v2\.b64)\b", ptx))
 
 
 ALL = pytest.mark.parametrize(

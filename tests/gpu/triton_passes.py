@@ -1,8 +1,9 @@
-"""The Triton passes of an accumulator, for the first time on a GPU: against the CPU core's, to the bit."""
+"""The Triton passes of an accumulator and of a ring's segment on a GPU: against the CPU core's, to the bit."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -10,9 +11,11 @@ from findings import attempt
 from torch import nn
 
 import accumulate_cases
+import chunk_cases
 import ring_reduce as rr
 from accumulate_cases import TYPES, expected_quotient, expected_sum, same_bits, sum_dtype, values
 from ring_reduce.kernels import accumulate as kernels
+from ring_reduce.kernels import chunk
 
 SIZES = (0, 1, 7, 2047, 2048, 2049, 5001, 1_000_003)
 SHIFTS = (0, 0, 1, 3)
@@ -86,6 +89,46 @@ def bad_divisors() -> str:
     return ""
 
 
+def segment(case: str) -> str:
+    """What the interpreter is asked in `make test`, at every alignment too."""
+    wrong = list(itertools.islice(chunk_cases.CASES[case](chunk, "cuda"), 5))
+    assert not wrong, wrong
+    return ""
+
+
+def segment_on_stream() -> str:
+    """A pass waits for what was enqueued before it on the current stream, and for nothing else."""
+    x, out = torch.zeros(100_000, device="cuda"), torch.zeros(100_000, device="cuda")
+    chunk.combine([out], x, x)  # compiled, and everything on the default stream done
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(100_000_000)
+        x.fill_(3)
+        chunk.combine([out], x, x)
+        asleep = not torch.cuda.current_stream().query()
+        torch.cuda.current_stream().synchronize()
+    assert bool((out == 6).all())
+    assert asleep, "the call waited for the device"
+    return ""
+
+
+def segment_in_graph() -> str:
+    """Replayed with other inputs."""
+    x, y = (torch.zeros(5001, device="cuda") for _ in range(2))
+    outs = [torch.zeros(5001, device="cuda") for _ in range(2)]
+    chunk.combine(outs, x, y, x_scale=0.5, divisor=3)  # compiled and loaded
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chunk.combine(outs, x, y, x_scale=0.5, divisor=3)
+    for number in range(100):
+        x.fill_(number)
+        y.fill_(2 * number)
+        graph.replay()
+        right = torch.full((5001,), float(number)) * 2.5 / 3
+        assert all(same_bits(out.cpu(), right) for out in outs), number
+    return "100 replays"
+
+
 def accumulator(normalization: rr.Normalization, counts: list[float] | None, device_counts: bool) -> str:
     """An accumulator on the GPU against one on the CPU: the same gradients, so the same bits."""
     generator = torch.Generator().manual_seed(1)
@@ -117,6 +160,10 @@ def main() -> None:
     attempt("triton sums", sums)
     attempt("triton quotients", quotients)
     attempt("triton bad divisors", bad_divisors)
+    for case in chunk_cases.CASES:
+        attempt(f"triton segments: {case}", lambda c=case: segment(c))  # type: ignore[misc]
+    attempt("triton segments on a side stream", segment_on_stream)
+    attempt("triton segments in a CUDA graph", segment_in_graph)
     whole = [3.0, 0.0, 5.0, 2.0]
     for normalization, counts in (
         (rr.SUM, None),
