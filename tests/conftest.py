@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import forks
 from launch import Team
+from ring_reduce import cli, processes
 
 Run = Callable[..., list[Any]]
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def pytest_configure() -> None:
@@ -40,3 +47,33 @@ def run(_teams: dict[int, Team]) -> Run:
             raise
 
     return run_in_team
+
+
+@pytest.fixture
+def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks that a command starts are forks, and not new interpreters."""
+    monkeypatch.setattr(processes, "_start", forks.start)
+    monkeypatch.setattr(os, "memfd_create", forks.high_memfd)
+
+
+@pytest.fixture
+def command(
+    forked_ranks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Command:
+    """``command(*words)``: ``ring-reduce WORDS`` in this process, with its status and all that it and its ranks say.
+
+    Temporary files are in ``tmp_path``.
+    """
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def run_here(*words: object) -> subprocess.CompletedProcess[str]:
+        argv = [str(word) for word in words]
+        capfd.readouterr()
+        try:
+            status = cli.main(argv)
+        except SystemExit as end:  # of argparse
+            status = end.code if isinstance(end.code, int) else 1
+        return subprocess.CompletedProcess(argv, status, *capfd.readouterr())
+
+    return run_here

@@ -40,6 +40,13 @@ _GRACE_S = 5.0  # for the other ranks, once one has failed
 _PRELOAD = ["numpy", "torch", "torch.distributed", "torch.nn.parallel", "pytest", "ring_reduce"]
 
 
+def forkserver() -> Any:
+    """The context of processes that start as forks of one that has imported what ranks need."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    return context
+
+
 class RankError(AssertionError):
     """A rank raised, ended or did not answer. Carries the tracebacks, the first to fail first."""
 
@@ -143,9 +150,7 @@ class Team:
         self.world = world
         self.directory = Path(tempfile.mkdtemp(prefix="ring_reduce-test-"))
         self._job = 0
-        context: Any = multiprocessing.get_context(start)
-        if start == "forkserver":
-            context.set_forkserver_preload(_PRELOAD)
+        context: Any = forkserver() if start == "forkserver" else multiprocessing.get_context(start)
         self._pipes: list[Connection] = []
         self.processes: list[Any] = []
         for rank in range(world):

@@ -23,8 +23,9 @@ looks for sleepers too early      -                     deadlock
 ================================  ====================  =============
 
 "-" is not seen: the schedule has no memory orders and no sleeps, and Relacy's port does not ask whether a rank has
-every chunk at the end. The two of partition.h are seen by partition_check. What the sanitizers have to see is in the
-fields ``thread`` and ``address``; ring.pml has faults of its own, since Spin reads no C++ (test_model_checking.py).
+every chunk at the end. The two of partition.h are seen by partition_check, those of the direct schedule by
+direct_exhaustive. What the sanitizers have to see is in the fields ``thread`` and ``address``; ring.pml has faults of
+its own, since Spin reads no C++ (test_model_checking.py).
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Mutant:
     file: str
     changes: tuple[tuple[str, str], ...]  # text that stands there exactly once, and what replaces it
     schedule: str | None = None  # schedule_exhaustive.cpp
+    direct: str | None = None  # direct_exhaustive.cpp
     partition: str | None = None  # partition_check.cpp
     relacy: str | None = None  # relacy_ring.cpp
     thread: str | None = None  # ring_threads.cpp under ThreadSanitizer
@@ -183,11 +185,24 @@ MUTANTS = {
         ),
         thread=_RACE,
     ),
-    "no wait for inputs": Mutant("direct_schedule.h", (("    port.wait_inputs(step);\n", ""),), thread=""),
-    "no wait for results": Mutant(
-        "direct_schedule.h", (("    port.wait_results(step);\n", ""),), thread=_RACE
+    "no wait for inputs": Mutant(
+        "direct_schedule.h",
+        (("    port.wait_inputs(step);\n", ""),),
+        direct="read an input that was not published",
+        thread="",
     ),
-    "one outbox": Mutant("region.h", (("kOutboxes = 2", "kOutboxes = 1"),), thread=""),
+    "no wait for results": Mutant(
+        "direct_schedule.h",
+        (("    port.wait_results(step);\n", ""),),
+        direct="read a result that was not published",
+        thread=_RACE,
+    ),
+    "one outbox": Mutant(
+        "region.h",
+        (("kOutboxes = 2", "kOutboxes = 1"),),
+        direct="overwrote an input that was not read",
+        thread="",
+    ),
     "an input before all have left the last call": Mutant(
         "direct_schedule.h",
         (
@@ -197,6 +212,7 @@ MUTANTS = {
                 "    if (step + 1 < steps) port.post_inputs(step + 1);\n    port.wait_inputs(step);\n",
             ),
         ),
+        direct="overwrote an input that was not read",
         thread="",
     ),
     # A wake-up is lost, and with it, but for the time limit of the sleep, the ring.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,20 +13,48 @@ ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 NATIVE = ROOT / "tests" / "native"
 
+# Of this session, by what they were made of: a copy of csrc/ with a fault differs from it in one file.
+_objects: dict[str, Path] = {}
+
 
 def compile_object(source: Path, csrc: Path, directory: Path, *options: str) -> Path:
-    """Compiles one source with the headers of ``csrc``. As setup.py does where the bits depend on it."""
-    output = directory / f"{source.stem}.o"
+    """Compiles one source with the headers of ``csrc``. As setup.py does where the bits depend on it.
+
+    The same text, headers and options are compiled once a session, and the object may lie in another ``directory``.
+    """
     command = [os.environ.get("CXX", "g++"), "-std=c++20", "-ffp-contract=off", "-pthread", "-g1", *options]
+    key = hashlib.sha256("\0".join([*command, *_texts_of(source, csrc).values()]).encode()).hexdigest()
+    if key in _objects and _objects[key].exists():
+        return _objects[key]
+    output = directory / key[:16] / f"{source.stem}.o"  # of one source there may be several, by their options
+    output.parent.mkdir(exist_ok=True)
     command += [f"-I{csrc}", "-c", str(source), "-o", str(output)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    _objects[key] = output
     return output
+
+
+def _texts_of(path: Path, csrc: Path) -> dict[str, str]:
+    """A source and the files of ours that it includes, and they include, by name."""
+    texts = {path.name: path.read_text()}
+    for name in re.findall(r'^#include "(.+)"', texts[path.name], re.MULTILINE):
+        for directory in (path.parent, csrc):
+            if (directory / name).is_file() and name not in texts:
+                texts |= {**_texts_of(directory / name, csrc), **texts}
+    return texts
 
 
 def compile_objects(sources: list[Path], csrc: Path, directory: Path, *options: str) -> list[Path]:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(lambda source: compile_object(source, csrc, directory, *options), sources))
+
+
+def join(name: str, sources: list[str], directory: Path) -> Path:
+    """One source of several of csrc/: most of their time is spent on the headers of the library."""
+    joined = directory / f"{name}.cpp"
+    joined.write_text("".join(f'#include "{source}"\n' for source in sources))
+    return joined
 
 
 def link(objects: list[Path], output: Path, *options: str) -> Path:

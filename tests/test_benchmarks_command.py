@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from benchmark_cases import ROW_KEYS, measurement, plan, report
+from conftest import Command
 from ring_reduce import cli
 from ring_reduce.benchmarks import launch
 from ring_reduce.benchmarks.launch import MPI_VARIABLES, STORE_VARIABLE, Seat, seat_of
@@ -90,83 +92,41 @@ def test_a_tiny_run_measures_all_contenders(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_other_types_are_exact_and_counted() -> None:
-    done = bench(
-        "-b",
-        "1040",
-        "-e",
-        "1040",
-        "-n",
-        "2",
-        "--rotate",
-        "4K",
-        "-d",
-        "all",
-        "--world",
-        "3",
-        "--backend",
-        "ring",
-    )
+def test_other_types_are_exact_and_counted(command: Command) -> None:
+    options = ["-b", "1040", "-e", "1040", "-n", "2", "--rotate", "4K", "-d", "all", "--world", "3"]
+    done = command("bench", *options, "--backend", "ring")
     assert done.returncode == 0, done.stderr
     figures = [line.split() for line in done.stdout.splitlines() if line.split()[1:2] and "(" not in line]
     types_seen = [words[2] for words in figures if words[0] == "1040" and len(words) == 19]
     assert types_seen == ["double", "float", "half", "bfloat16", "int32", "int64"]
 
 
-def test_wrong_results_are_counted_and_are_1(tmp_path: Path) -> None:
-    file, names = tmp_path / "rows.json", ["benchmark_cases:WrongPeer", "benchmark_cases:SpoilingPeer"]
-    done = bench(*SMALLEST, "--backend", ",".join(names), "--json", str(file))
+def test_wrong_results_are_counted_and_are_1(tmp_path: Path, command: Command) -> None:
+    """Faults of every call, of later calls, of the input, and lost bits."""
+    file = tmp_path / "rows.json"
+    peers = ("WrongPeer", "SpoilingPeer", "WrongLaterPeer", "RoughPeer")
+    wrong, spoiling, later, rough = names = [f"benchmark_cases:{peer}" for peer in peers]
+    done = command("bench", *SMALLEST, "--backend", ",".join(names), "--json", file)
     assert done.returncode == 1, done.stderr
-    wrong = 8  # an element, of two ranks, in four calls
+    each = 8  # an element, of two ranks, in four calls
     random = 2  # the same in the call with random data
-    footers = [line for line in done.stdout.splitlines() if line.startswith("# Out of bounds values")]
-    assert footers == [
-        f"# Out of bounds values : {2 * (wrong + random)} FAILED",
-        f"# Out of bounds values : {wrong} FAILED",
-    ]
     counted = {(row["backend"], row["in_place"]): row["wrong"] for row in rows_of(file)}
-    assert counted == {
-        (names[0], False): wrong + random,
-        (names[0], True): wrong + random,
-        (names[1], False): wrong,
-        (names[1], True): 0,
-        ("copy", False): None,
-    }
-
-
-def test_faults_of_later_calls_and_lost_bits_are_counted(tmp_path: Path) -> None:
-    file, names = tmp_path / "rows.json", ["benchmark_cases:WrongLaterPeer", "benchmark_cases:RoughPeer"]
-    done = bench(*SMALLEST, "--backend", ",".join(names), "--json", str(file))
-    assert done.returncode == 1, done.stderr
-    counted = {(row["backend"], row["in_place"]): row["wrong"] for row in rows_of(file)}
+    assert (counted[wrong, False], counted[wrong, True]) == (each + random, each + random)
+    assert (counted[spoiling, False], counted[spoiling, True]) == (each, 0)
+    assert counted["copy", False] is None
     for in_place in (False, True):
-        assert (
-            counted[names[0], in_place] == 4
-        )  # an element, of two ranks, in the two calls behind the others
-        assert 16 <= counted[names[1], in_place] <= 32  # of two ranks' 16 random sums
+        assert counted[later, in_place] == 4  # an element, of two ranks, in the two calls behind the others
+        assert 16 <= counted[rough, in_place] <= 32  # of two ranks' 16 random sums
+    footers = [line for line in done.stdout.splitlines() if line.startswith("# Out of bounds values")]
+    totals = [counted[name, False] + counted[name, True] for name in names]
+    assert footers == [f"# Out of bounds values : {total} FAILED" for total in totals]
 
 
-def test_the_file_is_written_before_anything_is_printed(tmp_path: Path) -> None:
+def test_the_file_is_written_before_anything_is_printed(tmp_path: Path, command: Command) -> None:
     """A reader that is gone, or a full disk behind stdout, loses no measurement."""
     file = tmp_path / "rows.json"
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "ring_reduce",
-                "bench",
-                *SMALLEST,
-                "--backend",
-                "gloo",
-                "--json",
-                str(file),
-            ],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            timeout=280,
-            check=False,
-        )
+    with open("/dev/full", "w") as full, contextlib.redirect_stdout(full):
+        done = command("bench", *SMALLEST, "--backend", "gloo", "--json", file)
     assert done.returncode == 2, done.stderr
     assert {row["backend"] for row in rows_of(file)} == {"gloo", "copy"}
 
@@ -178,14 +138,14 @@ def test_the_file_is_written_before_anything_is_printed(tmp_path: Path) -> None:
         ("DyingPeer", "rank 1 failed: ended with exit status 7 and without a word, at: 64 bytes of float32"),
     ],
 )
-def test_a_rank_that_fails_ends_the_run_with_its_cause(peer: str, cause: str) -> None:
-    done = bench(*SMALLEST, "--backend", f"benchmark_cases:{peer}")
+def test_a_rank_that_fails_ends_the_run_with_its_cause(peer: str, cause: str, command: Command) -> None:
+    done = command("bench", *SMALLEST, "--backend", f"benchmark_cases:{peer}")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"ring-reduce bench: {cause}")
 
 
-def test_a_rank_that_hangs_ends_the_run_and_is_named() -> None:
-    done = bench(*SMALLEST, "--backend", "benchmark_cases:HangingPeer", "--timeout", "20")
+def test_a_rank_that_hangs_ends_the_run_and_is_named(command: Command) -> None:
+    done = command("bench", *SMALLEST, "--backend", "benchmark_cases:HangingPeer", "--timeout", "10")
     assert (done.returncode, done.stdout) == (2, "")
     assert "rank 1" in done.stderr
     assert "at: 64 bytes of float32" in done.stderr

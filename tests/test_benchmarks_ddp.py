@@ -27,6 +27,8 @@ from ring_reduce.benchmarks.ddp_workloads import BATCHES, WORKLOADS
 from ring_reduce.benchmarks.rounding import rounding
 from ring_reduce.demo.data import Digits
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 HOST = {"cores": 2, "processor": "a processor", "torch": "9.9"}
 RIGHT = Check(outside=0, differing=0, strayed=0.0)
 

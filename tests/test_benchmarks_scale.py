@@ -22,6 +22,8 @@ from ring_reduce.benchmarks.plan import Contender, Plan
 from ring_reduce.benchmarks.scale_peers import RING_PEERS, SharedRing
 from ring_reduce.benchmarks.scale_report import document, lines_of, table, wrong_results
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 HOST = {"cores": 2, "processor": "a processor", "torch": "9.9"}
 LABELS = [
     "ring SUM",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from conftest import Command
 from test_demo_launch import needs_sklearn
 
 
@@ -33,29 +33,26 @@ def run_demo(*options: str, timeout: float = 280) -> subprocess.CompletedProcess
         (["--plot", "."], "is a folder"),
     ],
 )
-def test_bad_options_get_a_clear_error(options: list[str], message: str) -> None:
-    finished = run_demo(*options)
+def test_bad_options_get_a_clear_error(options: list[str], message: str, command: Command) -> None:
+    finished = command("demo", *options)
     assert finished.returncode == 2
     assert message in finished.stderr
     assert "Traceback" not in finished.stderr
 
 
-def test_help_lists_the_options() -> None:
-    finished = run_demo("--help")
+def test_help_lists_the_options(command: Command) -> None:
+    finished = command("demo", "--help")
     assert finished.returncode == 0
     for option in ("--world", "--device", "--epochs", "--plot", "--json"):
         assert option in finished.stdout
 
 
-def test_a_missing_package_is_named(tmp_path: Path) -> None:
-    (tmp_path / "sklearn.py").write_text("raise ModuleNotFoundError('no sklearn', name='sklearn')\n")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-m", "ring_reduce", "demo", "--world", "1", "--epochs", "1"]
-    finished = subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=60, check=False
-    )
+def test_a_missing_package_is_named(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sklearn", "sklearn.datasets"):
+        monkeypatch.setitem(sys.modules, name, None)
+    finished = command("demo", "--world", "1", "--epochs", "1")
     assert finished.returncode == 2
-    assert "sklearn is missing: pip install 'ring-reduce[demo]'" in finished.stderr
+    assert "sklearn.datasets is missing: pip install 'ring-reduce[demo]'" in finished.stderr
 
 
 @needs_sklearn
@@ -107,9 +104,9 @@ def check_measured(found: dict[str, Any]) -> None:
 
 
 @needs_sklearn
-def test_a_world_of_one(tmp_path: Path) -> None:
+def test_a_world_of_one(tmp_path: Path, command: Command) -> None:
     measured = tmp_path / "demo.json"
-    finished = run_demo("--world", "1", "--epochs", "1", "--json", str(measured))
+    finished = command("demo", "--world", "1", "--epochs", "1", "--json", measured)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     found = json.loads(measured.read_text())
     assert [case["right"] for case in found["cases"]] == [True] * 4

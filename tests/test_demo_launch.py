@@ -41,7 +41,7 @@ def run_job(folder: Path, show: Callable[[str], None], **changes: Any) -> None:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+def started(forked_ranks: None, monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
     """The processes that the launcher starts during the test."""
     found = []
     start = processes._start

@@ -2,60 +2,52 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import shutil
 from pathlib import Path
 
 import pytest
 
+from programs import CSRC, NATIVE, compile_objects, link, run
 from tools import require_isa, require_tool
 
-ROOT = Path(__file__).resolve().parent.parent
 # As setup.py compiles the core: the bits depend on these.
-FLAGS = ["-std=c++20", "-O3", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
+OPTIONS = ("-O3", "-Wall", "-Wextra", "-Werror")
 
 
-def build(compiler: str, output: Path, *options: str, csrc: Path = ROOT / "csrc") -> Path:
-    """Compiles passes_check.cpp with the passes of `csrc`."""
-    sources = [ROOT / "tests/native/passes_check.cpp", *sorted(csrc.glob("passes*.cpp"))]
-    command = [compiler, *FLAGS, *options, f"-I{csrc}", *map(str, sources), "-o", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return output
+def compile_all(directory: Path) -> dict[str, Path]:
+    """Objects of the check and of the passes, by name."""
+    sources = [NATIVE / "passes_check.cpp", *sorted(CSRC.glob("passes*.cpp"))]
+    return {path.stem: path for path in compile_objects(sources, CSRC, directory, *OPTIONS)}
 
 
-def run(command: list[str], isa: str | None = None) -> tuple[int, list[str]]:
-    environment = {**os.environ, **({"RING_REDUCE_ISA": isa} if isa else {})}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    return done.returncode, done.stdout.splitlines()
+def build(directory: Path, *options: str) -> str:
+    return str(link([*compile_all(directory).values()], directory / "passes_check", *options))
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(os.environ.get("CXX", "g++"), tmp_path_factory.mktemp("passes") / "passes_check")
+def program(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return build(tmp_path_factory.mktemp("passes"))
 
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
-def test_every_width(program: Path, isa: str) -> None:
-    status, lines = run([str(program)], isa)
+def test_every_width(program: str, isa: str) -> None:
+    status, text = run([program], {"RING_REDUCE_ISA": isa})
     require_isa(isa)
-    assert lines[0] == isa
-    assert (status, lines) == (0, [isa, "0 failures"])
+    assert text.split()[0] == isa
+    assert (status, text) == (0, f"{isa}\n0 failures\n")
 
 
-def test_clang(tmp_path: Path) -> None:
-    compiler = require_tool("clang++", "apt-get install clang")
-    program = build(compiler, tmp_path / "passes_check")
-    status, lines = run([str(program)])
-    assert (status, lines[1:]) == (0, ["0 failures"])
+def test_clang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", require_tool("clang++", "apt-get install clang"))
+    status, text = run([build(tmp_path)])
+    assert (status, text.splitlines()[1:]) == (0, ["0 failures"])
 
 
-def test_aarch64(tmp_path: Path) -> None:
+def test_aarch64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = require_tool("aarch64-linux-gnu-g++", "apt-get install g++-aarch64-linux-gnu")
     emulator = require_tool("qemu-aarch64-static", "apt-get install qemu-user-static")
-    program = build(compiler, tmp_path / "passes_check", "-static")
-    status, lines = run([emulator, str(program)])
-    assert (status, lines) == (0, ["baseline", "0 failures"])
+    monkeypatch.setenv("CXX", compiler)
+    assert run([emulator, build(tmp_path, "-static")]) == (0, "baseline\n0 failures\n")
 
 
 @pytest.mark.parametrize(
@@ -75,14 +67,15 @@ def test_aarch64(tmp_path: Path) -> None:
     ],
 )
 def test_faults_are_seen(tmp_path: Path, line: str, fault: str) -> None:
+    """In one width: each is a namespace of its own, and only the baseline's is compiled anew."""
     csrc = tmp_path / "csrc"
-    csrc.mkdir()
-    for path in (ROOT / "csrc").iterdir():
-        text = path.read_text()
-        if path.name == "chunk.h":
-            assert text.count(line) == 1
-            text = text.replace(line, fault)
-        (csrc / path.name).write_text(text)
-    program = build(os.environ.get("CXX", "g++"), tmp_path / "passes_check", "-Wno-error", csrc=csrc)
-    status, _ = run([str(program)], "baseline")
+    shutil.copytree(CSRC, csrc)
+    text = (csrc / "chunk.h").read_text()
+    assert text.count(line) == 1
+    (csrc / "chunk.h").write_text(text.replace(line, fault))
+    (planted,) = compile_objects([csrc / "passes_baseline.cpp"], csrc, tmp_path, "-O1")
+    objects = {**compile_all(tmp_path), planted.stem: planted}
+    status, _ = run(
+        [str(link([*objects.values()], tmp_path / "passes_check"))], {"RING_REDUCE_ISA": "baseline"}
+    )
     assert status != 0

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from mutants import MUTANTS, caught_by, plant
-from programs import CSRC, NATIVE, compile_objects, link, run
+from programs import CSRC, NATIVE, compile_objects, join, link, run
 from tools import require_tool
 
 THREAD = ("-O1", "-fsanitize=thread")
@@ -26,64 +26,29 @@ def without_layout(program: Path) -> list[str]:
 
 SOURCES = ("call", "cpu_ring", "direct", "group", "lane", "lane_threads", "process", "ring", "trace", "wait")
 
-Objects = dict[str, Path]  # by the name of the source
+
+def build(csrc: Path, directory: Path, *options: str, warnings: Sequence[str] = ()) -> Path:
+    """The core's ring, its passes, and the program that runs it. Passes are warned of in test_accumulate_native.py."""
+    core = join("core", [f"{name}.cpp" for name in SOURCES], directory)
+    objects = compile_objects([core, NATIVE / "ring_threads.cpp"], csrc, directory, *options, *warnings)
+    objects += compile_objects(sorted(csrc.glob("passes*.cpp")), csrc, directory, *options)
+    return link(objects, directory / "ring_threads", *options)
 
 
-def compile_ring(directory: Path, *options: str) -> Objects:
-    """The core's ring as it is, its passes, and the program that runs it."""
-    sources = [
-        *(CSRC / f"{name}.cpp" for name in SOURCES),
-        *CSRC.glob("passes*.cpp"),
-        NATIVE / "ring_threads.cpp",
-    ]
-    return {path.stem: path for path in compile_objects(sources, CSRC, directory, *options)}
-
-
-def headers_of(path: Path) -> set[str]:
-    """The names of the core's headers that a file includes, and they include."""
-    found: set[str] = set()
-    for name in re.findall(r'^#include "(.+)"$', path.read_text(), re.MULTILINE):
-        if name not in found:
-            found |= {name, *headers_of(CSRC / name)}
-    return found
-
-
-def with_fault(name: str, objects: Objects, directory: Path, *options: str) -> Path:
-    """The program with one fault. Passes have none here; only what includes the fault is compiled."""
-    csrc, changed = plant(name, directory), MUTANTS[name].file
-    candidates = [*(csrc / f"{each}.cpp" for each in SOURCES), NATIVE / "ring_threads.cpp"]
-    sources = [path for path in candidates if changed in {path.name, *headers_of(path)}]
-    planted = {path.stem: path for path in compile_objects(sources, csrc, directory, *options)}
-    return link([*{**objects, **planted}.values()], directory / "ring_threads_with_fault", *options)
-
-
-@pytest.fixture(scope="module")
-def thread_objects(tmp_path_factory: pytest.TempPathFactory) -> Objects:
-    return compile_ring(tmp_path_factory.mktemp("thread"), *THREAD, "-Wall", "-Wextra", "-Werror")
-
-
-@pytest.fixture(scope="module")
-def address_objects(tmp_path_factory: pytest.TempPathFactory) -> Objects:
-    return compile_ring(tmp_path_factory.mktemp("address"), *ADDRESS)
-
-
-def test_no_data_race(tmp_path: Path, thread_objects: Objects) -> None:
-    program = link([*thread_objects.values()], tmp_path / "ring_threads", *THREAD)
-    assert run(without_layout(program), ENVIRONMENT) == (0, "0 wrong\n")
+def test_no_data_race(tmp_path: Path) -> None:
+    assert run(without_layout(build(CSRC, tmp_path, *THREAD)), ENVIRONMENT) == (0, "0 wrong\n")
 
 
 @pytest.mark.parametrize("name", caught_by("thread"))
-def test_thread_sanitizer_catches(tmp_path: Path, thread_objects: Objects, name: str) -> None:
-    program = with_fault(name, thread_objects, tmp_path, *THREAD)
-    status, text = run(without_layout(program), ENVIRONMENT)
+def test_thread_sanitizer_catches(tmp_path: Path, name: str) -> None:
+    status, text = run(without_layout(build(plant(name, tmp_path), tmp_path, *THREAD)), ENVIRONMENT)
     assert status != 0, text
     assert str(MUTANTS[name].thread) in text
 
 
 @pytest.fixture(scope="module")
-def address_program(tmp_path_factory: pytest.TempPathFactory, address_objects: Objects) -> Path:
-    directory = tmp_path_factory.mktemp("program")
-    return link([*address_objects.values()], directory / "ring_threads", *ADDRESS)
+def address_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(CSRC, tmp_path_factory.mktemp("address"), *ADDRESS, warnings=("-Wall", "-Wextra", "-Werror"))
 
 
 # A width that the processor lacks runs the baseline.
@@ -93,8 +58,7 @@ def test_memory_and_undefined_behaviour(address_program: Path, isa: str) -> None
 
 
 @pytest.mark.parametrize("name", caught_by("address"))
-def test_address_sanitizer_catches(tmp_path: Path, address_objects: Objects, name: str) -> None:
-    program = with_fault(name, address_objects, tmp_path, *ADDRESS)
-    status, text = run(without_layout(program))
+def test_address_sanitizer_catches(tmp_path: Path, name: str) -> None:
+    status, text = run(without_layout(build(plant(name, tmp_path), tmp_path, *ADDRESS)))
     assert status != 0, text
     assert str(MUTANTS[name].address) in text

@@ -1,4 +1,4 @@
-"""The order of waits, moves and publishes without threads or time, and the partition that the moves work on."""
+"""The orders of waits, moves and publishes without threads or time, and the partition that the moves work on."""
 
 from __future__ import annotations
 
@@ -24,6 +24,21 @@ def test_schedule_catches(tmp_path: Path, name: str) -> None:
     status, text = run([str(program)])
     assert status == 1, text
     assert str(MUTANTS[name].schedule) in text
+
+
+def test_direct_schedule(tmp_path: Path) -> None:
+    program = build("direct_exhaustive", CSRC, tmp_path, "-O1", "-Wall", "-Wextra", "-Werror")
+    status, text = run([str(program)])
+    assert status == 0, text
+    assert int(text.split()[0]) > 1_000_000, "the search of all interleavings has become smaller"
+
+
+@pytest.mark.parametrize("name", caught_by("direct"))
+def test_direct_schedule_catches(tmp_path: Path, name: str) -> None:
+    program = build("direct_exhaustive", plant(name, tmp_path), tmp_path, "-O0")
+    status, text = run([str(program)])
+    assert status == 1, text
+    assert str(MUTANTS[name].direct) in text
 
 
 def test_partition(tmp_path: Path) -> None:

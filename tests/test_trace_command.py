@@ -10,28 +10,28 @@ from typing import Any
 
 import pytest
 
+from conftest import Command
 from ring_reduce import cli
 from trace_cases import slices
 
 
-def run_trace(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ring_reduce", "trace", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+def in_a_new_interpreter(*words: object) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "ring_reduce", *map(str, words)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=200, check=False)
 
 
-def traced(path: Path, *options: str) -> tuple[dict[str, Any], str]:
+def traced(command: Command, path: Path, *options: str) -> tuple[dict[str, Any], str]:
     """The file and what was printed."""
-    done = run_trace("--out", str(path), *options)
+    done = command("trace", "--out", path, *options)
     assert done.returncode == 0, done.stderr
     return json.loads(path.read_text(encoding="utf-8")), done.stdout
 
 
-@pytest.mark.parametrize("option", ["--late=1", "--dtype=bfloat16"])
-def test_calls_of_two_ranks(tmp_path: Path, option: str) -> None:
+@pytest.mark.parametrize(("option", "new"), [("--late=1", True), ("--dtype=bfloat16", False)])
+def test_calls_of_two_ranks(tmp_path: Path, command: Command, option: str, new: bool) -> None:
     path = tmp_path / "trace.json"
-    document, printed = traced(
-        path, "--world", "2", "--size", "64K", "--calls", "2", "--normalization", "WEIGHTED_MEAN", option
-    )
+    options = ["--world", "2", "--size", "64K", "--calls", "2", "--normalization", "WEIGHTED_MEAN", option]
+    document, printed = traced(in_a_new_interpreter if new else command, path, *options)
     assert {entry["pid"] for entry in document["traceEvents"]} == {0, 1}
     for rank in (0, 1):
         calls = slices(document, ph="X", cat="calls", pid=rank)
@@ -45,10 +45,9 @@ def test_calls_of_two_ranks(tmp_path: Path, option: str) -> None:
     assert printed.splitlines()[-1] == f"{path}: open it at ui.perfetto.dev"
 
 
-def test_a_step_of_ddp(tmp_path: Path) -> None:
-    document, _ = traced(
-        tmp_path / "trace.json", "--ddp", "--size", "64K", "--normalization", "DIVIDE_BY_COUNT"
-    )
+def test_a_step_of_ddp(tmp_path: Path, command: Command) -> None:
+    options = ["--ddp", "--size", "64K", "--normalization", "DIVIDE_BY_COUNT"]
+    document, _ = traced(command, tmp_path / "trace.json", *options)
     for rank in (0, 1):
         steps = slices(document, ph="X", cat="steps", pid=rank)
         assert [step["name"] for step in steps] == ["forward", "backward", "optimizer"]
@@ -66,8 +65,8 @@ def test_a_step_of_ddp(tmp_path: Path) -> None:
             assert call["ts"] + call["dur"] <= end["ts"] + 0.001
 
 
-def test_more_events_than_the_limit(tmp_path: Path) -> None:
-    document, printed = traced(tmp_path / "trace.json", "--size", "4K", "--limit", "5")
+def test_more_events_than_the_limit(tmp_path: Path, command: Command) -> None:
+    document, printed = traced(command, tmp_path / "trace.json", "--size", "4K", "--limit", "5")
     assert set(document["otherData"]["dropped_events_by_rank"]) == {"0", "1"}
     assert "raise the limit" in printed
 
@@ -103,11 +102,9 @@ def test_bad_arguments(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rank_that_fails_is_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rank_that_fails_is_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     monkeypatch.setenv("RING_REDUCE_NVTX", "yes")
-    assert cli.main(["trace", "--out", str(tmp_path / "t.json"), "--world", "1"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("ring-reduce trace: rank 0 failed: ValueError: RING_REDUCE_NVTX is 'yes'")
+    done = command("trace", "--out", tmp_path / "t.json", "--world", "1")
+    assert done.returncode == 2
+    assert done.stderr.startswith("ring-reduce trace: rank 0 failed: ValueError: RING_REDUCE_NVTX is 'yes'")
     assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from ring_reduce.verification import command
+from conftest import Command
+from ring_reduce.verification import command as verify_command
 from verify_files import EXAMPLES, GOOD, run_command, with_step, write
 
 
@@ -32,10 +33,10 @@ def test_the_worst_group_decides(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("ring-reduce-verify-*"))
 
 
-def test_right_alone_with_a_sample(tmp_path: Path) -> None:
+def test_right_alone_with_a_sample(tmp_path: Path, command: Command) -> None:
     path = write(tmp_path, GOOD + "\nprint('printed by the file')\n")
-    done = run_command(
-        path, "--world", 1, "--micro-batches", 4, "--short", 0, "--sample", 2, "--tolerance", "1e-5"
+    done = command(
+        "verify", path, "--world", 1, "--micro-batches", 4, "--short", 0, "--sample", 2, "--tolerance", "1e-5"
     )
     assert done.returncode == 0, done.stderr
     assert "Elements compared: 3 of 4 (a sample); relative differences up to 1.0e-05" in done.stdout
@@ -50,14 +51,14 @@ def test_right_alone_with_a_sample(tmp_path: Path) -> None:
 )
 def test_the_default_short_group(planned: int, world: int, short: int) -> None:
     """One less than planned, and not the world where that can be helped without a group of one."""
-    assert command._short_by_default(planned, world) == short
+    assert verify_command._short_by_default(planned, world) == short
 
 
 @pytest.mark.parametrize(
     ("statuses", "worst"), [([0, 0], 0), ([0, 2], 2), ([2, 1], 1), ([1, 0], 1), ([0], 0)]
 )
 def test_wrong_is_worse_than_untold(statuses: list[int], worst: int) -> None:
-    assert command._worst(statuses) == worst
+    assert verify_command._worst(statuses) == worst
 
 
 @pytest.mark.parametrize(
@@ -75,8 +76,8 @@ def test_wrong_is_worse_than_untold(statuses: list[int], worst: int) -> None:
         ([__file__, "--json", "no-such-folder/file.json"], "does not exist"),
     ],
 )
-def test_wrong_options_are_2(options: list[str], message: str) -> None:
-    done = run_command(*options)
+def test_wrong_options_are_2(options: list[str], message: str, command: Command) -> None:
+    done = command("verify", *options)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -95,9 +96,11 @@ def test_wrong_options_are_2(options: list[str], message: str) -> None:
         (with_step("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"), "ended by signal 9 (SIGKILL)", False),
     ],
 )  # fmt: skip
-def test_what_can_not_be_checked_is_2(text: str, message: str, trace: bool, tmp_path: Path) -> None:
+def test_what_can_not_be_checked_is_2(
+    text: str, message: str, trace: bool, tmp_path: Path, command: Command
+) -> None:
     written = tmp_path / "found.json"
-    done = run_command(write(tmp_path, text), "--micro-batches", 1, "--json", written, folder=tmp_path)
+    done = command("verify", write(tmp_path, text), "--micro-batches", 1, "--json", written)
     assert done.returncode == 2, done.stdout
     assert done.stdout == ""
     assert message in done.stderr
@@ -112,9 +115,9 @@ def test_what_can_not_be_checked_is_2(text: str, message: str, trace: bool, tmp_
 # What fails in the process that was started
 
 
-def test_a_report_that_can_not_be_written_is_2(tmp_path: Path) -> None:
+def test_a_report_that_can_not_be_written_is_2(tmp_path: Path, command: Command) -> None:
     path = write(tmp_path, with_step("right_step(model, batches, job)"))
-    done = run_command(path, "--micro-batches", 1, "--json", "/dev/full", folder=tmp_path)
+    done = command("verify", path, "--micro-batches", 1, "--json", "/dev/full")
     assert done.returncode == 2
     assert "RIGHT:" in done.stdout
     assert done.stderr.splitlines()[-1] == "ring-reduce: [Errno 28] No space left on device"
@@ -132,9 +135,9 @@ def test_no_files_left_to_open_is_2(tmp_path: Path) -> None:
 # What ends a run before its time
 
 
-def test_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
+def test_a_rank_that_hangs_is_named(tmp_path: Path, command: Command) -> None:
     path = write(tmp_path, with_step("time.sleep(0 if job.rank else 1000)\nright_step(model, batches, job)"))
-    done = run_command(path, "--timeout", 8, "--micro-batches", 1, folder=tmp_path)
+    done = command("verify", path, "--timeout", 8, "--micro-batches", 1)
     assert done.returncode == 2
     assert "ring-reduce verify: not done in 8 s (rank 0 is at: " in done.stderr
 

@@ -1,6 +1,7 @@
 // The real lines of ring_schedule.h and flag.h under the Relacy race detector: ranks are its threads, slots are plain
 // variables that it watches for races, and loads may return every value that the C++ memory model allows.
 // Prints the history that fails; exits with 1 then. Usage: relacy_ring [random schedules]
+// With FIRST_ALONE defined, only the first ring is compiled: enough for a fault, and a third of the compiler's time.
 #include "flag.h"
 #include "ring_schedule.h"
 
@@ -187,11 +188,13 @@ bool every_schedule(unsigned switches) {
 int main(int count, char** arguments) {
   const unsigned schedules = count > 1 ? static_cast<unsigned>(std::stoul(arguments[1])) : 200'000;
   bool right = random_schedules<Ring<3, 2, 1, 2, true>>(schedules);
+#ifndef FIRST_ALONE
   right = right && random_schedules<Ring<3, 3, 2, 3, true>>(schedules / 4);
   right = right && random_schedules<Ring<3, 2, 1, 4, false>>(schedules / 4);
   right = right && every_schedule<Ring<2, 2, 1, 1, false>>();
   right = right && every_schedule<Ring<2, 2, 1, 1, true>>(4);
   right = right && every_schedule<Ring<2, 2, 1, 2, true>>(3);
+#endif
   std::printf("%s\n", right ? "right" : "wrong");
   return right ? 0 : 1;
 }

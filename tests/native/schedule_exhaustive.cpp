@@ -3,13 +3,13 @@
 // run_ring() is run once with a port that only writes down what it is asked for. The ranks then go through that list
 // against each other: under schedules that favour or starve one rank, under random ones, and for small worlds under
 // all that there are. Prints what is wrong; exits with 1 then.
+#include "interleavings.h"
 #include "schedule_model.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
-#include <unordered_set>
 
 using namespace ring_reduce;
 
@@ -46,8 +46,6 @@ int pick(const Schedule& schedule, const Ranks& ranks, int world, int last, Rand
   }
   return schedule.kind == Schedule::starves && ranks.can_step(schedule.rank) ? schedule.rank : -1;
 }
-
-enum class Outcome { right, deadlock, fault };
 
 Outcome run(const Setup& setup, const Program& program, const Schedule& schedule, Random& random, std::string& fault) {
   Ranks ranks(setup, program);
@@ -88,35 +86,11 @@ void check_schedules(const Setup& setup, Outcome expected = Outcome::right) {
   }
 }
 
-// Every interleaving of the ranks, each state once.
 std::size_t check_interleavings(const Setup& setup) {
   const Program program = record(setup);
-  std::unordered_set<std::string> seen;
-  std::vector<Ranks> open{Ranks(setup, program)};
-  while (!open.empty()) {
-    const Ranks state = open.back();
-    open.pop_back();
-    bool stuck = true;
-    for (int rank = 0; rank < setup.world; ++rank) {
-      if (!state.can_step(rank)) continue;
-      stuck = false;
-      Ranks next = state;
-      next.step(rank);
-      if (!next.fault().empty()) {
-        expect(setup, Outcome::right, Outcome::fault, next.fault());
-        return seen.size();
-      }
-      if (seen.insert(next.key()).second) open.push_back(std::move(next));
-    }
-    if (!stuck) continue;
-    Ranks end = state;
-    end.check_end();
-    const Outcome outcome = !state.all_finished() ? Outcome::deadlock
-                            : end.fault().empty() ? Outcome::right
-                                                  : Outcome::fault;
-    expect(setup, Outcome::right, outcome, end.fault());
-  }
-  return seen.size();
+  const Search search = every_interleaving(Ranks(setup, program));
+  expect(setup, Outcome::right, search.outcome, search.fault);
+  return search.states;
 }
 
 // A middle move holds a slot of left's while it waits for one of right's. With as many segments a step as slots a link,
@@ -158,9 +132,9 @@ std::size_t check_world(Operation operation, int world) {
 
 int main() {
   std::size_t states = 0;
-  for (const Operation operation : kOperations) {
-    // One world with a fault says enough; the rest would only take its time.
-    for (int world = 1; world <= kLargestWorld && failures == 0; ++world) {
+  // One world with a fault says enough; the rest would only take its time.
+  for (int world = 1; world <= kLargestWorld && failures == 0; ++world) {
+    for (const Operation operation : kOperations) {
       states += check_world(operation, world);
       for (std::uint64_t depth = 1; depth <= 4; ++depth) check_deadlocks(operation, world, depth);
     }

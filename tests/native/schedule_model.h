@@ -95,13 +95,15 @@ struct Rank {
   std::vector<std::uint8_t> done;  // segment * world + chunk: times that the finished chunk was written
 };
 
-// The ranks between two actions. Copied by the exhaustive search.
+// The ranks between two actions. For every_interleaving().
 class Ranks {
  public:
   Ranks(const Setup& setup, const Program& program)
       : setup_(&setup), program_(&program), ranks_(static_cast<std::size_t>(setup.world)) {
     for (Rank& rank : ranks_) rank.done.resize(setup.segments * static_cast<std::uint64_t>(setup.world));
   }
+
+  int world() const { return setup_->world; }
 
   bool finished(int rank) const { return at(rank).next == program_->size(); }
 
