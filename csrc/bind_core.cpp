@@ -1,5 +1,6 @@
 // ring_reduce._core: the CPU ring for Python. Takes addresses and numbers, and torch tensors as torch_view.h sees them.
 #include "accumulate.h"
+#include "bind_schedule.h"
 #include "cpu_ring.h"
 #include "shared_memory.h"
 #include "torch_view.h"
@@ -50,9 +51,10 @@ class BoundRing {
   // An all_reduce of torch tensors, `out` being `x` in place. -1, and nothing done, where the core can't take them as
   // they are, or the arguments don't fit together: who looks more closely then tells why.
   double reduce_tensors(const py::object& x, const py::object& out, Normalization normalization, double divisor,
-                        double count, bool interruptible) {
+                        const py::object& counted, bool interruptible) {
+    const double count = plain_count(counted);
     const std::optional<PlainTensor> input = plain_tensor(x);
-    if (!input || !can_divide(input->type, normalization, divisor)) return -1;
+    if (count < 0 || !input || !can_divide(input->type, normalization, divisor)) return -1;
     const std::optional<PlainTensor> output = out.is(x) ? input : plain_tensor(out);
     if (!output || (!out.is(x) && !same_shape_and_apart(x, *input, out, *output))) return -1;
     try {
@@ -84,6 +86,20 @@ class BoundRing {
    private:
     std::atomic<int>& running_;
   };
+
+  // 1 for None; -1 for what is not a number of Python's that ring_reduce/call.py takes for a count.
+  static double plain_count(const py::object& count) {
+    if (count.is_none()) return 1;
+    double value = -1;
+    if (PyLong_CheckExact(count.ptr())) {
+      int overflow = 0;
+      const long long whole = PyLong_AsLongLongAndOverflow(count.ptr(), &overflow);
+      if (overflow == 0 && whole <= 1LL << 53) value = static_cast<double>(whole);
+    } else if (PyFloat_CheckExact(count.ptr())) {
+      value = PyFloat_AS_DOUBLE(count.ptr());
+    }
+    return value == 0 || (value >= std::numeric_limits<float>::min() && value <= 0x1p53) ? value : -1;
+  }
 
   // As ring_reduce/call.py checks it, with a text.
   static bool can_divide(ElementType type, Normalization normalization, double divisor) {
@@ -235,6 +251,12 @@ void bind_trace(py::module_& module) {
 
 void bind_ring(py::module_& module) {
   py::class_<Stats>(module, "Stats")
+      .def(py::init([](std::uint64_t calls, std::uint64_t bytes_sent, std::uint64_t bytes_received,
+                       std::uint64_t header_bytes_sent, double seconds_waiting) {
+             return Stats{calls, bytes_sent, bytes_received, header_bytes_sent, seconds_waiting};
+           }),
+           py::kw_only(), py::arg("calls"), py::arg("bytes_sent"), py::arg("bytes_received"),
+           py::arg("header_bytes_sent"), py::arg("seconds_waiting"))
       .def_readonly("calls", &Stats::calls)
       .def_readonly("bytes_sent", &Stats::bytes_sent)
       .def_readonly("bytes_received", &Stats::bytes_received)
@@ -269,7 +291,7 @@ void bind_ring(py::module_& module) {
       .def(
           "reduce_tensors",
           [](BoundRing& self, const py::object& x, const py::object& out, int normalization, double divisor,
-             double count, bool interruptible) {
+             const py::object& count, bool interruptible) {
             check_numbers(0, 0, normalization);
             return self.reduce_tensors(x, out, static_cast<Normalization>(normalization), divisor, count,
                                        interruptible);
@@ -299,4 +321,5 @@ PYBIND11_MODULE(_core, module) {
   ring_reduce::bind_accumulator(module);
   ring_reduce::bind_trace(module);
   ring_reduce::bind_ring(module);
+  ring_reduce::bind_schedule(module);
 }

@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from ._core import partition
 from .accumulate import Accumulator
 from .ddp import RingHookState, attach, ring_hook
+from .device_calls import DeviceWork
 from .errors import CountError, PeerLost, RingAborted, RingClosed, RingError, RingMismatch, RingTimeout
 from .normalization import DIVIDE_BY_COUNT, MEAN, SUM, WEIGHTED_MEAN, Normalization, divide_by
 from .reduction import Reduction
@@ -26,6 +27,7 @@ __all__ = [
     "WEIGHTED_MEAN",
     "Accumulator",
     "CountError",
+    "DeviceWork",
     "Normalization",
     "PeerLost",
     "Reduction",

@@ -43,7 +43,66 @@ def divide_into(
     An output may be its sum where their types agree. Raises as ``accumulate`` does.
     """
 
+class Mix:
+    """What a move adds up: received * received_scale + own * own_scale; that times 2**exponent is the sum so far."""
+
+    @property
+    def with_received(self) -> bool: ...
+    @property
+    def with_own(self) -> bool: ...
+    @property
+    def received_scale(self) -> float: ...
+    @property
+    def own_scale(self) -> float: ...
+    @property
+    def exponent(self) -> int: ...
+
+FINGERPRINT_BYTES: int
+
+class Fingerprint:
+    """What all ranks must agree on in a call of ``algorithm="ring"``. ``ValueError`` for numbers out of range."""
+
+    def __init__(
+        self, *, call: int, operation: int, elements: int, type: int, normalization: int, divisor: float
+    ) -> None: ...
+    @staticmethod
+    def from_bytes(bytes: bytes) -> Fingerprint: ...
+    def to_bytes(self) -> bytes: ...
+    def describe(self) -> str:
+        """As in: all_reduce of 1000 float32, MEAN."""
+
+    def mismatch_text(self, rank: int, theirs: Fingerprint, their_rank: int) -> str:
+        """Names the first difference between this one, of ``rank``, and another's."""
+
+    def moves(self, world: int) -> tuple[int, int]:
+        """The first and the last move of the operation."""
+
+    def chunk(self, rank: int, world: int) -> tuple[int, int]:
+        """The chunk of a rank as (first element, elements)."""
+
+    def mix(self, k: int, receives: bool, received_count: float, own_count: float) -> Mix: ...
+    def divisor(self, world: int, total_count: float, exponent: int) -> float:
+        """What the finishing move divides its mix of this exponent by."""
+
+def chunk_of_move(k: int, rank: int, world: int) -> int: ...
+def run_ring(port: Any, first_move: int, last_move: int, segments: int, window: int) -> None:
+    """The step loop of csrc/ring_schedule.h over ``port``, an object with the methods that are named there."""
+
+def combine(
+    type: int, out: int, x: int, y: int, elements: int, x_scale: float, y_scale: float, divisor: float
+) -> None:
+    """``Combine`` of csrc/passes.h over tensors at these addresses; ``y`` may be 0."""
+
 class Stats:
+    def __init__(
+        self,
+        *,
+        calls: int,
+        bytes_sent: int,
+        bytes_received: int,
+        header_bytes_sent: int,
+        seconds_waiting: float,
+    ) -> None: ...
     @property
     def calls(self) -> int: ...
     @property
@@ -117,7 +176,7 @@ class CpuRing:
         interruptible: bool,
     ) -> float: ...
     def reduce_tensors(
-        self, x: Any, out: Any, normalization: int, divisor: float, count: float, interruptible: bool
+        self, x: Any, out: Any, normalization: int, divisor: float, count: Any, interruptible: bool
     ) -> float: ...
     def abort(self, reason: str) -> None: ...
     def close(self) -> None: ...

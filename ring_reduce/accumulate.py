@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from .errors import CountError
 from .normalization import DIVIDE_BY_COUNT, Kind, Normalization
 from .reduction import Reduction
 from .ring import Ring
-from .sums import sums_of
+from .sums import Sums, sums_of
 
 if TYPE_CHECKING:
     import torch
@@ -83,10 +83,7 @@ class Accumulator:
         self._left_out = [parameter for parameter in parameters if not parameter.requires_grad]
         for sums in self._sums:
             check_total(normalization, sums.type_name)
-        if ring is not None and any(sums.flat.device.type != "cpu" for sums in self._sums):
-            raise TypeError(
-                "a parameter is on a GPU, and this ring runs on CPU tensors; leave ring= out, or move it"
-            )
+        _check_device(ring, self._sums)
         self._last: Any = None  # total count of the last group, on its device
         self._inside: contextlib.ExitStack | None = None  # of `with`
         self._agreed = ring is None
@@ -286,6 +283,18 @@ class Accumulator:
         if self.normalization.kind is Kind.MEAN:
             return Reduction.of(0.0, [total] * len(self._sums))
         return Reduction.of(total, [self.normalization.divisor(1, total)] * len(self._sums))
+
+
+def _check_device(ring: Ring | None, sums: Sequence[Sums]) -> None:
+    """``TypeError`` unless the parameters lie where the ring's tensors do."""
+    if ring is None:
+        return
+    for device in (each.flat.device for each in sums):
+        if (None if device.type == "cpu" else device) != ring.device:
+            raise TypeError(
+                f"a parameter is on {device}, and this ring's tensors lie on {ring.device or 'the CPU'}; make the ring "
+                f"with device={device.type!r}, move the parameter, or leave ring= out"
+            )
 
 
 def _synchronising(model: Any, ring: Ring | None) -> list[Any]:

@@ -32,7 +32,7 @@ def agree(ring: Ring, normalization: Normalization, parameters: Sequence[Any], f
             *struct.unpack("q", struct.pack("d", first_gradient)),
         ]
     )
-    gathered = ring.all_gather(mine).reshape(ring.world, -1)
+    gathered = _gathered(ring, mine).reshape(ring.world, -1)
     rows, gradients = gathered[:, :-1], gathered[:, -1]
     for rank, row in enumerate(rows):
         if (row != rows[0]).any():
@@ -47,6 +47,15 @@ def agree(ring: Ring, normalization: Normalization, parameters: Sequence[Any], f
             "do all ranks have the same data?",
             stacklevel=4,
         )
+
+
+def _gathered(ring: Ring, row: Any) -> Any:
+    """The rows of all ranks, as NumPy has them."""
+    if ring.device is None:
+        return ring.all_gather(row)
+    import torch
+
+    return ring.all_gather(torch.from_numpy(row).to(ring.device)).cpu().numpy()
 
 
 def _difference(first: Any, other: Any, rank: int) -> str:

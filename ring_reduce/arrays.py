@@ -1,4 +1,4 @@
-"""torch CPU tensors and NumPy arrays as the core sees them: an address, a number of elements and a type."""
+"""torch tensors and NumPy arrays as a ring sees them: an address, a number of elements and a type."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ INTEGERS = frozenset({"int32", "int64"})
 
 
 class Library(Protocol):
-    """What the ring needs of an array library. Arrays are dense, on the CPU and of a type that the core knows."""
+    """What the ring needs of an array library. Arrays are dense, on its device, of a type that the core knows."""
 
-    def check(self, x: Any) -> str:
-        """The name of its element type; ``TypeError`` or ``ValueError`` if the ring can't take ``x``."""
+    def check(self, x: Any, what: str = "x") -> str:
+        """The name of its element type; ``TypeError`` or ``ValueError`` if the ring can't take ``x``, the argument
+        ``what``."""
 
     def check_writable(self, x: Any, what: str) -> None: ...
     def is_contiguous(self, x: Any) -> bool: ...
@@ -36,15 +37,29 @@ class Library(Protocol):
         """Tell the library that the memory of ``x`` was changed behind its back."""
 
 
-def library_of(x: Any) -> Library:
-    """The library of ``x``; ``TypeError`` if it is neither a torch tensor nor a NumPy array."""
+def library_of(x: Any, device: Any = None, what: str = "x") -> Library:
+    """The library of ``x`` for a ring of the torch device ``device`` (None: the CPU).
+
+    ``TypeError`` if ``x`` is neither a torch tensor nor, on the CPU, a NumPy array.
+    """
     if isinstance(x, np.ndarray):
+        if device is not None:
+            raise TypeError(
+                f"this ring runs on {device}, and {what} is a NumPy array; {_other_ring('cpu', device)}"
+            )
         return _NUMPY
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         _TORCH.torch = torch
-        return _TORCH
+        return _TORCH if device is None else _on_device(torch, device)
     raise TypeError(f"a ring takes a torch tensor or a NumPy array, not {type(x).__name__}; convert it first")
+
+
+def _other_ring(where: Any, here: Any) -> str:
+    """What to do about an array on ``where``, of a ring that runs on ``here``."""
+    has_rings = str(where).startswith(("cpu", "cuda"))
+    ring = f", or make a ring of its device: Ring.from_group(device='{where}')" if has_rings else ""
+    return f"move it to {here}{ring}"
 
 
 def _check_type(name: str) -> str:
@@ -81,7 +96,7 @@ class _Numpy:
     def __init__(self) -> None:
         self._names: dict[np.dtype, str] = {}  # checked before; dtype.name is slow
 
-    def check(self, x: np.ndarray) -> str:
+    def check(self, x: np.ndarray, what: str = "x") -> str:
         if isinstance(x, np.ma.MaskedArray):
             raise TypeError(
                 "a ring takes plain arrays, and what is masked would be added too; use x.filled(0), or x.data"
@@ -134,6 +149,7 @@ class _Numpy:
 
 class _Torch:
     torch: Any  # the module, loaded once there is a tensor; to import it in each call costs a tenth of a small one
+    _where: Any = "cpu"  # the device of its tensors
 
     def __init__(self) -> None:
         self._names: dict[Any, str] = {}
@@ -142,7 +158,7 @@ class _Torch:
             None  # whether the core can look at tensors itself; None: not asked yet
         )
 
-    def check(self, x: Any) -> str:
+    def check(self, x: Any, what: str = "x") -> str:
         if type(x) not in self._kinds:
             self._check_kind(type(x), self.torch.Tensor)
         if x.layout is not self.torch.strided:
@@ -154,13 +170,18 @@ class _Torch:
                 "a ring takes tensors that hold their elements, not nested ones, nor what torch.func's transforms "
                 "pass; reduce the parts of the one, and outside of the other"
             )
-        if not x.is_cpu:
-            raise TypeError(f"this ring runs on CPU tensors, and x is on {x.device}; use x.cpu()")
+        if not self._is_here(x):
+            raise TypeError(
+                f"this ring runs on {self._where}, and {what} is on {x.device}; {_other_ring(x.device, self._where)}"
+            )
         name = self._names.get(x.dtype)
         if name is None:
             name = self._names[x.dtype] = _check_type(str(x.dtype).removeprefix("torch."))
         self._check_memory(x)
         return name
+
+    def _is_here(self, x: Any) -> bool:
+        return bool(x.is_cpu)
 
     def _check_kind(self, kind: type, tensor: Any) -> None:
         """``TypeError`` for a subclass whose elements lie elsewhere: in a wrapped tensor, on other ranks, nowhere."""
@@ -254,5 +275,28 @@ class _Torch:
         return self.torch._C._increment_version if plain._version == version + 1 else None
 
 
+class _TorchOnDevice(_Torch):
+    """Tensors on one CUDA device. Copies are enqueued on torch's current stream."""
+
+    def __init__(self, torch: Any, device: Any) -> None:
+        super().__init__()
+        self.torch = torch
+        self._where = device
+        self._core_sees = False
+
+    def _is_here(self, x: Any) -> bool:
+        return bool(x.device == self._where)
+
+    def empty(self, shape: Sequence[int], like: Any) -> Any:
+        return like.detach().new_empty(tuple(shape))
+
+
 _NUMPY = _Numpy()
 _TORCH = _Torch()
+_DEVICES: dict[Any, _TorchOnDevice] = {}
+
+
+def _on_device(torch: Any, device: Any) -> _TorchOnDevice:
+    if device not in _DEVICES:
+        _DEVICES[device] = _TorchOnDevice(torch, device)
+    return _DEVICES[device]

@@ -1,15 +1,20 @@
-"""One collective call: its arguments checked, and its tensors as addresses for the core."""
+"""One collective call: its arguments checked, and its tensors as a transport takes them."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import _core
+from . import dlpack
 from .arrays import ELEMENT_TYPES, INTEGERS, Library, extent, library_of
+from .device_count import stays_on_device
+from .dlpack import is_foreign, tensor_of
 from .errors import CountError, RingMismatch
 from .normalization import SUM, Kind, Normalization
+
+if TYPE_CHECKING:
+    from .engine import Engine
 
 # Numbered as Operation in csrc/call.h.
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = 0, 1, 2
@@ -25,28 +30,19 @@ class Call:
     operation: int
     element_type: int
     normalization: Normalization
-    count: float
+    count: Any  # a float, or on a ring of a device a float64 tensor there
     input: Any  # contiguous
     output: Any  # contiguous; the same object as `input` where the call is in place
     elements: int  # of the whole tensor
     arrays: Library
-    result: Any  # what the caller gets: `output`, or where it is copied to
+    result: Any  # `output`, or where it is copied to
+    given: Any  # what the caller gets: `result`, or the array of another library whose memory it is
     total_count: float = 0.0  # after the call: the sum of counts over ranks, where the normalization has one
 
-    def run(self, core: _core.CpuRing, interruptible: bool) -> Any:
-        """Runs it and returns the result. Raises what the core raises."""
+    def run(self, engine: Engine, interruptible: bool) -> Any:
+        """Runs it, or enqueues it, and returns what the caller gets. Raises what the engine raises."""
         try:
-            self.total_count = core.run(
-                self.operation,
-                self.element_type,
-                self.normalization.number,
-                self.normalization.total,
-                self.count,
-                self.arrays.address(self.input),
-                self.arrays.address(self.output),
-                self.elements,
-                interruptible,
-            )
+            self.total_count = engine.run(self, interruptible)
         except RingMismatch:
             raise
         except BaseException:
@@ -56,17 +52,21 @@ class Call:
             self.arrays.written(self.output)
         else:
             self.arrays.assign(self.result, self.output)
-        return self.result
+        return self.given
 
 
-def all_reduce_call(x: Any, normalization: Normalization, out: Any, count: Any) -> Call:
-    """The call of :meth:`Ring.all_reduce`."""
-    library = library_of(x)
+def all_reduce_call(
+    x: Any, normalization: Normalization, out: Any, count: Any, *, device: Any = None
+) -> Call:
+    """The call of :meth:`Ring.all_reduce`. ``device``, here and below: of the ring, None for the CPU."""
+    given = x if out is None else out
+    x, out = _tensors_of(x, out)
+    library = library_of(x, device)
     type_name = library.check(x)
-    number = _check_normalization(normalization, type_name, count)
+    number = _check_normalization(normalization, type_name, count, device)
     result = x if out is None else out
     if out is not None:
-        _check_out(library, type_name, out, like=x)
+        _check_out(library, type_name, out, x, device)
         if tuple(out.shape) != tuple(x.shape):
             raise ValueError(
                 f"out has shape {tuple(out.shape)} and x {tuple(x.shape)}; they have to be equal"
@@ -83,16 +83,19 @@ def all_reduce_call(x: Any, normalization: Normalization, out: Any, count: Any) 
         library.elements(x),
         library,
         result,
+        given,
     )
 
 
 def reduce_scatter_call(
-    x: Any, normalization: Normalization, out: Any, count: Any, *, rank: int, world: int
+    x: Any, normalization: Normalization, out: Any, count: Any, *, rank: int, world: int, device: Any = None
 ) -> Call:
     """The call of :meth:`Ring.reduce_scatter`."""
-    library = library_of(x)
+    array, given = x, out
+    x, out = _tensors_of(x, out)
+    library = library_of(x, device)
     type_name = library.check(x)
-    number = _check_normalization(normalization, type_name, count)
+    number = _check_normalization(normalization, type_name, count, device)
     elements = library.elements(x)
     if out is None:
         if len(x.shape) == 0 or x.shape[0] % world != 0:
@@ -101,8 +104,8 @@ def reduce_scatter_call(
                 f"reduce_scatter splits the first dimension among {world} ranks, and x has shape {tuple(x.shape)}; "
                 f"pad it{flat}"
             )
-        out = library.empty((x.shape[0] // world, *x.shape[1:]), x)
-    _check_out(library, type_name, out, like=x)
+        given, out = _new_array(library, (x.shape[0] // world, *x.shape[1:]), array, x)
+    _check_out(library, type_name, out, x, device)
     if elements % world != 0:
         raise ValueError(
             f"reduce_scatter splits x among {world} ranks, and it has {elements} elements; pad it to a multiple"
@@ -124,18 +127,21 @@ def reduce_scatter_call(
         elements,
         library,
         out,
+        given,
     )
 
 
-def all_gather_call(x: Any, out: Any, *, rank: int, world: int) -> Call:
+def all_gather_call(x: Any, out: Any, *, rank: int, world: int, device: Any = None) -> Call:
     """The call of :meth:`Ring.all_gather`."""
-    library = library_of(x)
+    array, given = x, out
+    x, out = _tensors_of(x, out)
+    library = library_of(x, device)
     type_name = library.check(x)
     elements = library.elements(x)
     if out is None:
         shape = (world * x.shape[0], *x.shape[1:]) if len(x.shape) else (world,)
-        out = library.empty(shape, x)
-    _check_out(library, type_name, out, like=x)
+        given, out = _new_array(library, shape, array, x)
+    _check_out(library, type_name, out, x, device)
     if library.elements(out) != elements * world:
         raise ValueError(
             f"all_gather of {elements} elements over {world} ranks needs an out= of {elements * world} elements, "
@@ -144,8 +150,29 @@ def all_gather_call(x: Any, out: Any, *, rank: int, world: int) -> Call:
     library.check_writable(out, "out")
     source, target = _contiguous_ends(library, x, out, offset=-rank * elements)
     return Call(
-        ALL_GATHER, ELEMENT_TYPES[type_name], SUM, 1.0, source, target, elements * world, library, out
+        ALL_GATHER, ELEMENT_TYPES[type_name], SUM, 1.0, source, target, elements * world, library, out, given
     )
+
+
+def ring_count(count: Any, normalization: Normalization, device: Any) -> Any:
+    """``count`` for a ring of ``device`` (None: the CPU): a number as :func:`check_count` gives it, or a tensor on that
+    device as a float64 of no dimension. Its value is unknown to the host, which would have to wait for it: only the
+    device can refuse one that is no count.
+
+    ``CountError`` for what can't be a count, or lies on another device.
+    """
+    if device is None:
+        return check_count(count, normalization)
+    value = tensor_of(count)
+    if not stays_on_device(value):
+        return check_count(value, normalization)
+    kind = str(value.dtype)
+    if value.device != device or value.numel() != 1 or "bool" in kind or "complex" in kind:
+        raise CountError(
+            f"count is {kind} of shape {tuple(value.shape)} on {value.device}; it has to be one number, on {device} or "
+            f"on the host"
+        )
+    return value.detach().reshape(()).double()
 
 
 def check_count(count: Any, normalization: Normalization) -> float:
@@ -171,7 +198,7 @@ def check_count(count: Any, normalization: Normalization) -> float:
     return value
 
 
-def _check_normalization(normalization: Normalization, type_name: str, count: Any) -> float:
+def _check_normalization(normalization: Normalization, type_name: str, count: Any, device: Any) -> Any:
     """The count that goes into the call."""
     if not isinstance(normalization, Normalization):
         raise TypeError(
@@ -185,7 +212,7 @@ def _check_normalization(normalization: Normalization, type_name: str, count: An
     if normalization.kind is Kind.DIVIDE_BY:
         check_total(normalization, type_name)
     if normalization.uses_count:
-        return check_count(count, normalization)
+        return ring_count(count, normalization, device)
     if count is not None:
         raise CountError(
             f"{normalization!r} does not use count={count!r}; DIVIDE_BY_COUNT and WEIGHTED_MEAN do, or leave it out"
@@ -202,13 +229,32 @@ def check_total(normalization: Normalization, type_name: str) -> None:
         )
 
 
-def _check_out(library: Library, type_name: str, out: Any, like: Any) -> None:
-    if library_of(out) is not library:
-        raise TypeError(
-            f"out is a {type(out).__name__} and x a {type(like).__name__}; use the same library for both"
-        )
-    if library.check(out) != type_name:
-        raise TypeError(f"out is {library.check(out)} and x {type_name}; they have to be equal")
+def _tensors_of(x: Any, out: Any) -> tuple[Any, Any]:
+    """Both as arrays of torch or NumPy; one object stays one."""
+    if (is_foreign(x) or is_foreign(out)) and out is not None and type(x) is not type(out):
+        raise _two_libraries(x, out)
+    tensor = tensor_of(x)
+    return tensor, tensor if out is x else tensor_of(out)
+
+
+def _new_array(library: Library, shape: tuple[int, ...], array: Any, tensor: Any) -> tuple[Any, Any]:
+    """A new array of the library of ``array``, whose tensor is given; and the tensor of the new one."""
+    new = dlpack.empty(shape, array) if array is not tensor else library.empty(shape, tensor)
+    return new, tensor_of(new)
+
+
+def _two_libraries(x: Any, out: Any) -> TypeError:
+    return TypeError(
+        f"out is a {type(out).__name__} and x a {type(x).__name__}; use the same library for both"
+    )
+
+
+def _check_out(library: Library, type_name: str, out: Any, x: Any, device: Any) -> None:
+    if library_of(out, device, "out") is not library:
+        raise _two_libraries(x, out)
+    out_type = library.check(out, "out")
+    if out_type != type_name:
+        raise TypeError(f"out is {out_type} and x {type_name}; they have to be equal")
 
 
 def _contiguous_ends(library: Library, x: Any, result: Any, offset: int) -> tuple[Any, Any]:

@@ -4,13 +4,12 @@
 
 from typing import Any
 
-from .call import check_count
+from .call import ring_count
 from .ending import abort_on_error
 from .errors import CountError
 from .normalization import Kind, Normalization
 from .reduction import Reduction
 from .ring import Ring
-from .work import Work
 from .zeroed import watch
 
 
@@ -35,14 +34,16 @@ class RingHookState:
             )
         self.ring = ring
         self.normalization = normalization
-        self._pending: float | None = None  # added, not yet used
-        self._in_use: float | None = None  # of the backward that is being reduced
+        self._pending = _PendingCount(ring._engine.device)
+        self._in_use: Any = None  # count of the backward that is being reduced
         self.reductions = 0  # backwards reduced so far
         self.warned = 0  # the last of them that was followed by a warning of gradients not zeroed
-        self._buckets: list[_Bucket] = []  # of the last reduced backward
+        self._tallies: list[Any] = []  # of the buckets of the last reduced backward
 
     def add_count(self, count: Any) -> None:
         """Adds this rank's examples or tokens, a finite number >= 0, to the count of the next reduced backward.
+
+        On a ring of a device it may be a tensor there, of one element, whose value the host never waits for.
 
         Raises ``CountError`` for anything else, which aborts the ring on all ranks: they would wait for this one.
         """
@@ -51,25 +52,29 @@ class RingHookState:
                 f"{self.normalization!r} uses no count; leave add_count() out, or use DIVIDE_BY_COUNT"
             )
         with abort_on_error(self.ring):
-            if self.normalization.kind is Kind.WEIGHTED_MEAN and self._pending is not None:
+            if self.normalization.kind is Kind.WEIGHTED_MEAN and self._pending.value is not None:
                 raise CountError(
-                    f"rank {self.ring.rank}: a second count, {count}, before a backward reduced {self._pending:g}: "
-                    f"means of micro-batches do not add up to a mean; accumulate sums under DIVIDE_BY_COUNT, or call "
-                    f"reset() if a step was given up"
+                    f"rank {self.ring.rank}: a second count, {count}, before a backward reduced "
+                    f"{self._pending.value:g}: means of micro-batches do not add up to a mean; accumulate sums under "
+                    f"DIVIDE_BY_COUNT, or call reset() if a step was given up"
                 )
-            self._pending = (self._pending or 0.0) + check_count(count, self.normalization)
+            self._pending.add(ring_count(count, self.normalization, self.ring._engine.device))
 
     def reset(self) -> None:
         """Drops counts that a failed forward or backward left."""
-        self._pending = None
+        self._pending.value = None
         self._in_use = None
 
     @property
     def last(self) -> Reduction | None:
-        """What the last reduced backward divided by; None before the first, while one is reduced, and if it failed."""
-        if not self._buckets or any(bucket.total_count is None for bucket in self._buckets):
+        """What the last reduced backward divided by; None before the first, while one is reduced, and if it failed.
+
+        On a ring of a device it waits for the device where there are counts; ``RuntimeError`` if the ring has made
+        another call with a count since.
+        """
+        totals = [tally.total_count for tally in self._tallies]
+        if not totals or None in totals:
             return None
-        totals = [bucket.total_count or 0.0 for bucket in self._buckets]
         divisors = [self.normalization.divisor(self.ring.world, total) for total in totals]
         return Reduction.of(totals[-1], divisors)
 
@@ -77,26 +82,28 @@ class RingHookState:
         """Starts the reduction of a bucket; DDP hands them over in order, from 0 to the last."""
         with abort_on_error(self.ring):
             if bucket.index() == 0:
-                self._buckets = []
+                self._tallies = []
                 self._in_use = self._take_count()
             count = self._in_use if self.normalization.uses_count else None
             ranges = self.ring._ranges
             watched = ranges.flag._is_profiler_enabled
             end_range = ranges.begin_bucket(bucket, self.normalization) if watched else None
             work = self.ring.all_reduce(bucket.buffer(), self.normalization, count=count, async_op=True)
-            self._buckets.append(_Bucket(work))
+            tally = work.tally()
+            # All buckets of a backward have one count, and so one total.
+            self._tallies = [tally] * (len(self._tallies) + 1) if tally.last_only else [*self._tallies, tally]
             if bucket.is_last():
                 self._in_use = None
                 self.reductions += 1
             return work.get_future() if end_range is None else end_range(work.get_future())
 
-    def _take_count(self) -> float | None:
+    def _take_count(self) -> Any:
         """The count of the backward that starts to be reduced."""
         if not self.normalization.uses_count:
             return None
         if _outside_backward():
             return 0.0
-        count, self._pending = self._pending, None
+        count = self._pending.take()
         if count is None:
             used = "the last one was used by the backward before" if self.reductions else "none was added yet"
             raise CountError(
@@ -106,16 +113,38 @@ class RingHookState:
         return count
 
 
-class _Bucket:
-    """The total count of a bucket once it is reduced. Keeps nothing of its tensors."""
+class _PendingCount:
+    """The counts added since the last reduced backward: a number, or a tensor on the ring's device."""
 
-    def __init__(self, work: Work) -> None:
-        self.total_count: float | None = None
-        work.when_done(self._done)
+    def __init__(self, device: Any) -> None:
+        self.value: Any = None  # None: there is none
+        self._device = device
+        self._ready: Any = None  # of a tensor: the event behind what computed it
 
-    def _done(self, total_count: float, error: BaseException | None) -> None:
-        if error is None:
-            self.total_count = total_count
+    def add(self, count: Any) -> None:
+        self._join()
+        # A copy: the caller may use its tensor again.
+        self.value = count + (0.0 if self.value is None else self.value)
+        if not isinstance(self.value, float):
+            self._ready = self._stream().record_event()
+
+    def take(self) -> Any:
+        """The sum, for use on the current stream; None if there is none."""
+        self._join()
+        value, self.value = self.value, None
+        return value
+
+    def _join(self) -> None:
+        """A backward may run on another stream than that of the caller who counted."""
+        if self.value is not None and not isinstance(self.value, float):
+            stream = self._stream()
+            stream.wait_event(self._ready)
+            self.value.record_stream(stream)
+
+    def _stream(self) -> Any:
+        import torch
+
+        return torch.cuda.current_stream(self._device)
 
 
 def _outside_backward() -> bool:
@@ -129,7 +158,8 @@ def ring_hook(state: RingHookState, bucket):  # type: ignore[no-untyped-def]
     """Communication hook for ``ddp.register_comm_hook(state, ring_hook)``: reduces gradients over ``state.ring``.
 
     The gradient of each parameter becomes the sum over ranks, divided as ``state.normalization`` says; DDP itself
-    divides by nothing when it has a hook. Returns a ``torch.futures.Future`` of the bucket's tensor.
+    divides by nothing when it has a hook. Returns a ``torch.futures.Future`` of the bucket's tensor. On a device the
+    reduction begins behind the current stream, on which backward has made the bucket, and runs beside what follows.
     """
     return state._reduce(bucket)
 
@@ -141,8 +171,9 @@ def attach(model: Any, ring: Ring, normalization: Normalization) -> RingHookStat
     ``normalization`` is a mean: the old gradient would be summed over the ranks a second time. The bare hook
     can't see it.
 
-    Raises ``TypeError`` if ``model`` is not wrapped in DDP, and ``ValueError`` if its ranks are not those of the ring
-    or if it can't take a hook: DDP takes one for its life, and its ``mixed_precision`` option installs its own.
+    Raises ``TypeError`` if ``model`` is not wrapped in DDP, and ``ValueError`` if its ranks or its device are not those
+    of the ring or if it can't take a hook: DDP takes one for its life, and its ``mixed_precision`` option installs its
+    own.
     """
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -163,6 +194,7 @@ def attach(model: Any, ring: Ring, normalization: Normalization) -> RingHookStat
             f"the model's group has this process as rank {rank} of {world} and the ring as rank {ring.rank} of "
             f"{ring.world}; make the ring with Ring.from_group(group)"
         )
+    _check_devices(model, ring)
     state = RingHookState(ring, normalization)
     try:
         model.register_comm_hook(state, ring_hook)
@@ -172,3 +204,15 @@ def attach(model: Any, ring: Ring, normalization: Normalization) -> RingHookStat
         ) from error
     watch(model, state)
     return state
+
+
+def _check_devices(model: Any, ring: Ring) -> None:
+    """``ValueError`` for a parameter that the ring could not reduce the gradient of."""
+    where = ring._engine.device
+    for parameter in model.parameters():
+        here = parameter.is_cpu if where is None else parameter.device == where
+        if parameter.requires_grad and not here:
+            raise ValueError(
+                f"the model has parameters on {parameter.device}, and the ring runs on {where or 'cpu'}; make the ring "
+                f"with Ring.from_group(device='{parameter.device}')"
+            )

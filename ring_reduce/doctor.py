@@ -14,7 +14,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ring_reduce import _core, machine
+from ring_reduce.cuda import why_unavailable
 from ring_reduce.probe import WORLD, shm_problem
+from ring_reduce.transport import process_group_problem
 
 Json = str | int | float | bool | None
 
@@ -167,7 +169,8 @@ def cuda_status() -> Ability:
     if not torch.cuda.is_available():
         return Ability(False, f"torch, built for CUDA {torch.version.cuda}, finds no device that it can use")
     names = ", ".join(torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count()))
-    return Ability(False, f"this version of ring_reduce has no CUDA transport yet (torch sees {names})")
+    problem = why_unavailable()
+    return Ability(problem is None, f"{problem} (torch sees {names})" if problem else names)
 
 
 def transports() -> dict[str, Ability]:
@@ -175,9 +178,30 @@ def transports() -> dict[str, Ability]:
     problem = shm_problem()
     return {
         "shm": Ability(problem is None, problem or f"{WORLD} processes made a ring and reduced"),
-        "cuda_ipc": Ability(False, "not in this version"),
-        "process_group": Ability(False, "not in this version"),
+        "cuda_ipc": cuda_ipc_ability(),
+        "process_group": process_group_ability(),
     }
+
+
+def cuda_ipc_ability() -> Ability:
+    """As far as one process can tell: whether GPUs reach each other's memory is proved when a ring is made."""
+    problem = why_unavailable()
+    return Ability(
+        problem is None, problem or "CUDA can be used; a ring proves that its GPUs reach each other"
+    )
+
+
+def process_group_ability() -> Ability:
+    """Which backends torch has for it; not tried, since that takes the other hosts."""
+    try:
+        on_cpu, on_gpu = process_group_problem(on_gpu=False), process_group_problem(on_gpu=True)
+    except (ImportError, OSError) as error:
+        return Ability(False, f"torch cannot be imported: {error}")
+    if on_cpu is not None:
+        return Ability(False, on_cpu)
+    return Ability(
+        True, "over Gloo for CPU tensors" + (f"; not for GPUs: {on_gpu}" if on_gpu else ", NCCL for GPUs")
+    )
 
 
 def nvcc_version() -> str | None:

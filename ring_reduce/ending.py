@@ -8,34 +8,34 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from . import _core
 from .bootstrap import Member
 from .errors import text_of
 from .work import CommunicationThread
 
 if TYPE_CHECKING:
+    from .engine import Engine
     from .ring import Ring
 
 CLOSE_TIMEOUT_S = 5.0
 
 
-def finish_calls(core: _core.CpuRing, thread: CommunicationThread, timeout: float) -> bool:
+def finish_calls(engine: Engine, thread: CommunicationThread, timeout: float) -> bool:
     """Waits for calls that are queued, or run on any thread; whether none is left."""
     deadline = time.monotonic() + timeout
     stopped = thread.stop(timeout)
-    while core.busy() and time.monotonic() < deadline:
+    while engine.busy() and time.monotonic() < deadline:
         time.sleep(0.001)
-    return stopped and not core.busy()
+    return stopped and not engine.busy()
 
 
-def shut_down(core: _core.CpuRing, thread: CommunicationThread, member: Member, process: int) -> None:
+def shut_down(engine: Engine, thread: CommunicationThread, member: Member, process: int) -> None:
     """Ends a ring that nobody closed. In a fork it is the parent's."""
     if os.getpid() != process:
         return
-    if not thread.idle or core.busy():
-        core.abort(f"rank {member.rank} exited, or dropped the ring, with calls in flight")
-    if finish_calls(core, thread, CLOSE_TIMEOUT_S):
-        core.close()
+    if not thread.idle or engine.busy():
+        engine.abort(f"rank {member.rank} exited, or dropped the ring, with calls in flight")
+    if finish_calls(engine, thread, CLOSE_TIMEOUT_S):
+        engine.close()
 
 
 @contextlib.contextmanager

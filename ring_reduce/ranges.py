@@ -39,8 +39,7 @@ class Listener(Protocol):
 class Ranges:
     """The listeners of one ring. ``ValueError`` if ``RING_REDUCE_NVTX`` is not 0 or 1."""
 
-    def __init__(self, transport: str) -> None:
-        self._transport = transport
+    def __init__(self) -> None:
         self._listeners: list[Listener] = [_Nvtx()] if _wants_nvtx() and _has_nvtx() else []
         # torch keeps a flag that costs no call to read. Without torch there is no profiler.
         self._profiler: Any = sys.modules.get("torch.autograd.profiler", _Flag(False))
@@ -57,11 +56,11 @@ class Ranges:
         self._listeners = [each for each in self._listeners if each is not listener]
         self._choose_flag()
 
-    def call(self, call: Call) -> AbstractContextManager[None]:
+    def call(self, call: Call, transport: str) -> AbstractContextManager[None]:
         """The range of a call, on the thread that runs it."""
         size = call.elements * call.arrays.item_bytes(call.input)
         operation = OPERATION_NAMES[call.operation]
-        return self._range(f"ring_reduce {operation} {size} B {call.normalization!r} {self._transport}")
+        return self._range(f"ring_reduce {operation} {size} B {call.normalization!r} {transport}")
 
     def begin_bucket(self, bucket: Any, normalization: Normalization) -> Ending:
         """Begins the range of a DDP bucket. What it returns takes the future whose end is the range's, and gives back

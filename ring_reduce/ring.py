@@ -5,23 +5,29 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .bootstrap import Member, Store
-from .call import Call, all_gather_call, all_reduce_call, check_count, reduce_scatter_call
+from .call import Call, all_gather_call, all_reduce_call, reduce_scatter_call
 from .checks import timeout_s, whole
+from .device_calls import DeviceCalls, device_calls
 from .ending import CLOSE_TIMEOUT_S, finish_calls, shut_down
 from .errors import RingClosed, RingError, text_of
 from .normalization import SUM, Normalization
 from .ranges import Ranges
-from .shm import ALGORITHMS, Tuning, open_ring
+from .shm import ALGORITHMS
+from .transport import group_has_cpu, open_engine, ring_device
 from .work import CommunicationThread, Work
 
 if TYPE_CHECKING:
+    import torch
     import torch.distributed as dist
+
+    from .engine import Engine
 
 
 @dataclass(frozen=True)
@@ -33,13 +39,15 @@ class RingStats:
     # s + (n-2) |chunk r|. In one shot (n-1)s.
     bytes_sent: int
     bytes_received: int
-    header_bytes_sent: int  # 64 a segment, or a step and peer, beside bytes_sent
+    # Beside bytes_sent: 64 a segment, or a step and peer; over process_group 40 a call and peer.
+    header_bytes_sent: int
     seconds_waiting: float  # for other ranks, summed over lanes
     last_count: float  # total count of the last call that had one; 0 before
 
 
 class Ring:
-    """A ring of processes on one host that reduce tensors together over shared memory.
+    """A ring of processes that reduce tensors together: over shared memory, between the GPUs of a host, or over the
+    process groups of torch.distributed.
 
     All ranks make the ring together, and make the same calls in the same order. Every rank ends with the same bits.
     Use it as a context manager: an exception inside aborts the calls of all ranks, with its text.
@@ -58,11 +66,15 @@ class Ring:
             rank read the others' memory, with fewer hand-overs; ``"auto"`` takes one by size and world, and for small
             tensors of either kind one exchange. Bits of float64, float32 and integers do not depend on it (but
             for weighted means that underflow); 16-bit floats are rounded at each hop of the ring, else once.
+        device: where the tensors of this ring lie: None for the CPU, or a CUDA device (``"cuda"``: the current one).
+        transport: ``"auto"``, or by name ``"shm"`` (CPU tensors, one host), ``"cuda_ipc"`` (GPUs of one host that reach
+            each other's memory) or ``"process_group"`` (Gloo or NCCL, any hosts; see :meth:`from_group`).
 
     Raises:
         RingTimeout: a rank did not arrive; it is named.
         RingMismatch: ranks disagree on the world or run different versions.
         RingError: a rank is on another host, or could not get its memory. On every rank.
+        ValueError: there is no such transport for this device.
     """
 
     def __init__(
@@ -75,7 +87,10 @@ class Ring:
         timeout: float | timedelta | None = None,
         lanes: int | None = None,
         algorithm: str = "auto",
+        device: torch.device | str | None = None,
+        transport: str = "auto",
         _tuning: dict[str, Any] | None = None,
+        _has_group: bool = False,
     ) -> None:
         rank, world = whole(rank, "rank"), whole(world, "world")
         if world < 1 or not 0 <= rank < world:
@@ -95,10 +110,20 @@ class Ring:
         self.world = world
         self.name = name
         self.timeout = timeout_s(timeout)
-        self._ranges = Ranges(self.transport)
+        self._ranges = Ranges()
         self._member = Member(rank, world, name)
-        self._shm = open_ring(self._member, store, self.timeout, lanes, algorithm, Tuning(**(_tuning or {})))
-        self._core = self._shm.core
+        self._engine: Engine = open_engine(
+            self._member,
+            store,
+            self.timeout,
+            transport=transport,
+            device=ring_device(device),
+            lanes=lanes,
+            algorithm=algorithm,
+            tuning=_tuning or {},
+            has_group=_has_group,
+        )
+        self._device_calls: DeviceCalls | None = device_calls(self._engine)
         self._thread = CommunicationThread(f"ring_reduce {name} rank {rank}")
         self._process = os.getpid()
         self._main_thread = threading.main_thread().ident  # which alone handles signals
@@ -106,7 +131,7 @@ class Ring:
         self._closed = False
         # A ring that is dropped, or open when Python exits, tells the others that it is gone.
         self._finalizer = weakref.finalize(
-            self, shut_down, self._core, self._thread, self._member, self._process
+            self, shut_down, self._engine, self._thread, self._member, self._process
         )
 
     @classmethod
@@ -118,12 +143,18 @@ class Ring:
         timeout: float | timedelta | None = None,
         lanes: int | None = None,
         algorithm: str = "auto",
+        device: torch.device | str | None = None,
+        transport: str = "auto",
         _tuning: dict[str, Any] | None = None,
     ) -> Ring:
         """The ring of a torch.distributed process group (default: the world), whose store it meets in.
 
-        Nothing is sent over the group itself. Ranks are those within the group. Raises ``ValueError`` for a process
-        that is not in ``group``, ``RuntimeError`` before ``init_process_group``, and what :class:`Ring` raises.
+        Nothing is sent over the group itself. Ranks are those within the group. ``device`` None is the CPU if the group
+        has a backend for it, else the current CUDA device. ``transport="auto"`` takes the first that all ranks can:
+        shared memory (CUDA IPC on GPUs), then process groups of the ring's own; :attr:`transport_reason` says why.
+
+        Raises ``ValueError`` for a process that is not in ``group``, ``RuntimeError`` before ``init_process_group``,
+        and what :class:`Ring` raises.
         """
         import torch.distributed as dist
         from torch.distributed.distributed_c10d import _get_process_group_store
@@ -145,18 +176,32 @@ class Ring:
             timeout=timeout,
             lanes=lanes,
             algorithm=algorithm,
+            device=device if device is not None or group_has_cpu(members) else "cuda",
+            transport=transport,
             _tuning=_tuning,
+            _has_group=True,
         )
 
     @property
     def transport(self) -> str:
-        """How the ranks move data: ``"shm"``, shared memory."""
-        return "shm"
+        """How the ranks move data: ``"shm"``, ``"cuda_ipc"`` or ``"process_group"``."""
+        return self._engine.transport
+
+    @property
+    def transport_reason(self) -> str:
+        """Why they move it so."""
+        return self._engine.reason
+
+    @property
+    def device(self) -> torch.device | None:
+        """The CUDA device that the ring's tensors lie on; None for the CPU."""
+        device: torch.device | None = self._engine.device
+        return device
 
     @property
     def lanes(self) -> int:
         """Threads a rank that large calls use, the same on all ranks."""
-        return self._shm.lanes
+        return self._engine.lanes
 
     @property
     def closed(self) -> bool:
@@ -167,7 +212,7 @@ class Ring:
     def failure(self) -> RingError | None:
         """Why the ring failed, the same on all ranks; None while it works or after :meth:`close`."""
         try:
-            self._core.check()
+            self._engine.check()
         except RingError as error:
             return None if self._closed else error
         return None
@@ -175,14 +220,14 @@ class Ring:
     @property
     def stats(self) -> RingStats:
         """Calls, bytes and waiting of this rank so far."""
-        stats = self._core.stats()
+        stats = self._engine.stats()
         return RingStats(
             calls=stats.calls,
             bytes_sent=stats.bytes_sent,
             bytes_received=stats.bytes_received,
             header_bytes_sent=stats.header_bytes_sent,
             seconds_waiting=stats.seconds_waiting,
-            last_count=self._last_count,
+            last_count=self._last_count if self._device_calls is None else self._device_calls.last_count(),
         )
 
     def all_reduce(
@@ -218,17 +263,18 @@ class Ring:
         if type(normalization) is Normalization and normalization.uses_count == (count is not None):
             caller = threading.get_ident()
             busy = async_op or self._closed or not self._thread.idle or caller == self._thread.ident
-            if not (busy or self._ranges.flag._is_profiler_enabled):
+            if not (busy or self._device_calls or self._ranges.flag._is_profiler_enabled):
                 result = x if out is None else out
-                number = check_count(count, normalization) if count is not None else 1.0
-                total = self._core.reduce_tensors(
-                    x, result, normalization.number, normalization.total, number, caller == self._main_thread
+                total = self._engine.reduce_tensors(
+                    x, result, normalization.number, normalization.total, count, caller == self._main_thread
                 )
                 if total >= 0:
                     if count is not None:
                         self._last_count = total
                     return result
-        return self._start(all_reduce_call(x, normalization, out, count), async_op)
+        with self._on_stream_of(x):
+            call = all_reduce_call(x, normalization, out, count, device=self._engine.device)
+            return self._start(call, async_op)
 
     def reduce_scatter(
         self,
@@ -247,8 +293,9 @@ class Ring:
         returned; with it, ``out`` has ``numel / n`` elements of any shape (it may be this rank's part of ``x`` itself).
         ``ValueError`` where it can't be split; other arguments and errors as :meth:`all_reduce`.
         """
-        call = reduce_scatter_call(x, normalization, out, count, rank=self.rank, world=self.world)
-        return self._start(call, async_op)
+        place = {"rank": self.rank, "world": self.world, "device": self._engine.device}
+        with self._on_stream_of(x):
+            return self._start(reduce_scatter_call(x, normalization, out, count, **place), async_op)
 
     def all_gather(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any:
         """All ranks' ``x``, one after another along the first dimension, on every rank.
@@ -257,7 +304,9 @@ class Ring:
         ``out`` has ``n * numel`` elements of any shape (``x`` may be this rank's part of it). Other arguments and
         errors as :meth:`all_reduce`.
         """
-        return self._start(all_gather_call(x, out, rank=self.rank, world=self.world), async_op)
+        place = {"rank": self.rank, "world": self.world, "device": self._engine.device}
+        with self._on_stream_of(x):
+            return self._start(all_gather_call(x, out, **place), async_op)
 
     def abort(self, reason: str) -> None:
         """Ends the ring: calls that are running or queued, on every rank, raise ``RingAborted`` with ``reason``.
@@ -265,11 +314,11 @@ class Ring:
         From any thread. Nothing happens if the ring has failed or is closed.
         """
         text = f"rank {self.rank} aborted the ring: {reason}"
-        self._core.abort(text.encode(errors="replace").decode())  # a lone surrogate is no UTF-8
+        self._engine.abort(text.encode(errors="replace").decode())  # a lone surrogate is no UTF-8
 
     def check(self) -> None:
         """Raises why the ring failed, or ``RingClosed`` after :meth:`close`; nothing while it works."""
-        self._core.check()
+        self._engine.check()
         if self._closed:  # close() is still waiting for the last calls
             raise RingClosed(f"{self._member.who} is being closed; make a new ring for further calls")
 
@@ -298,7 +347,18 @@ class Ring:
         state = "closed" if self.closed else f"{lanes}, {self.transport}"
         return f"<Ring {self.name!r} rank {self.rank} of {self.world}, {state}>"
 
+    def _on_stream_of(self, x: Any) -> AbstractContextManager[Any]:
+        """For making and starting a call; on the CPU there are no streams."""
+        return nullcontext() if self._device_calls is None else self._device_calls.on_stream_of(x)
+
     def _start(self, call: Call, async_op: bool) -> Any:
+        if self._device_calls is not None:
+            if self._closed:
+                self.check()
+            if not self._ranges.flag._is_profiler_enabled:
+                return self._device_calls.start(call, async_op)
+            with self._ranges.call(call, self._engine.transport):
+                return self._device_calls.start(call, async_op)
         if self._closed:
             self.check()
         if not async_op:
@@ -323,10 +383,10 @@ class Ring:
 
     def _run(self, call: Call, interruptible: bool) -> Any:
         if self._ranges.flag._is_profiler_enabled:
-            with self._ranges.call(call):
-                result = call.run(self._core, interruptible)
+            with self._ranges.call(call, self._engine.transport):
+                result = call.run(self._engine, interruptible)
         else:
-            result = call.run(self._core, interruptible)
+            result = call.run(self._engine, interruptible)
         if call.normalization.uses_count:
             self._last_count = call.total_count
         return result
@@ -335,8 +395,8 @@ class Ring:
         self._closed = True
         if os.getpid() != self._process or not self._finalizer.alive:
             return
-        if not finish_calls(self._core, self._thread, timeout):
+        if not finish_calls(self._engine, self._thread, timeout):
             self.abort(f"a call was still in flight {timeout:.1f} s after close()")
-            finish_calls(self._core, self._thread, CLOSE_TIMEOUT_S)
+            finish_calls(self._engine, self._thread, CLOSE_TIMEOUT_S)
         self._finalizer.detach()
-        self._core.close()
+        self._engine.close()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from . import _core
 from .bootstrap import Member, Store
+from .call import Call
 from .errors import RingError, RingMismatch
-from .handshake import make_together
+from .handshake import Part, make_together
 from .machine import granted_cores, memory_left
 
 ALGORITHMS = ("auto", "ring", "direct")
@@ -46,17 +48,43 @@ def default_lanes(world: int) -> int:
     return max(1, min(MAX_LANES, int(granted_cores() / world)))
 
 
-@dataclass(frozen=True)
-class ShmRing:
-    """The core's ring and what the ranks agreed on."""
+class ShmEngine:
+    """The core's ring. See :class:`ring_reduce.engine.Engine`."""
 
-    core: _core.CpuRing
-    lanes: int
+    transport = "shm"
+    reason = "all ranks are on one host, and share its memory"
+    device = None
+
+    def __init__(self, core: _core.CpuRing, lanes: int) -> None:
+        self.lanes = lanes
+        self._core = core
+        # Not through methods of this class, which would cost more than all else in the call of a small tensor.
+        self.reduce_tensors = core.reduce_tensors
+        self.abort = core.abort
+        self.check = core.check
+        self.busy = core.busy
+        self.close = core.close
+        self.stats = core.stats
+        self.start_trace = core.start_trace
+        self.take_trace = core.take_trace
+
+    def run(self, call: Call, interruptible: bool) -> float:
+        return self._core.run(
+            call.operation,
+            call.element_type,
+            call.normalization.number,
+            call.normalization.total,
+            call.count,
+            call.arrays.address(call.input),
+            call.arrays.address(call.output),
+            call.elements,
+            interruptible,
+        )
 
 
-def open_ring(
+def open_shm(
     member: Member, store: Store | None, timeout: float, lanes: int | None, algorithm: str, tuning: Tuning
-) -> ShmRing:
+) -> ShmEngine:
     """Makes the ring together with all other ranks; an error of one is an error on all."""
     hello = {
         "rank": member.rank,
@@ -75,6 +103,8 @@ def open_ring(
 
 class _SharedMemory:
     """What the handshake asks of a transport."""
+
+    steps: Sequence[Callable[[ShmEngine], None]] = ()
 
     def __init__(self, member: Member, timeout: float, tuning: Tuning) -> None:
         self._member = member
@@ -100,8 +130,8 @@ class _SharedMemory:
             agreed[key] = agreed[key] // 2 // _LINE_BYTES * _LINE_BYTES
         return agreed
 
-    def make_memory(self, agreed: dict[str, Any]) -> int:
-        """A file descriptor of this rank's memory."""
+    def make_part(self, agreed: dict[str, Any]) -> Part:
+        """This rank's memory, as a file descriptor."""
         size, left = _region_bytes(agreed), memory_left()
         # The kernel would not refuse it, but end a process. All ranks may share the cgroup, with none served yet.
         if left is not None and left < size * self._member.world:
@@ -110,9 +140,9 @@ class _SharedMemory:
                 f"{size * self._member.world} in all, and the cgroup's memory limit leaves {max(0, left)}; raise the "
                 f"limit, or use fewer lanes"
             )
-        return _core.create_shared_memory(size)
+        return Part({}, [_core.create_shared_memory(size)])
 
-    def map(self, agreed: dict[str, Any], memory: list[int], processes: list[int]) -> ShmRing:
+    def open(self, agreed: dict[str, Any], parts: list[Part], processes: list[int]) -> ShmEngine:
         """The ring over the memory of all ranks, given by rank as their pidfds are (-1: none)."""
         member, tuning = self._member, self._tuning
         crowded = granted_cores() < member.world * agreed["lanes"]
@@ -121,7 +151,7 @@ class _SharedMemory:
         core = _core.CpuRing(
             rank=member.rank,
             world=member.world,
-            memory_fds=memory,
+            memory_fds=[part.descriptors[0] for part in parts],
             process_fds=processes,
             lanes=agreed["lanes"],
             depth=agreed["depth"],
@@ -135,11 +165,12 @@ class _SharedMemory:
             one_shot_bytes=0 if agreed["algorithm"] == "ring" else agreed["one_shot_bytes"],
             direct=agreed["algorithm"] == "direct" or (agreed["algorithm"] == "auto" and member.world > 2),
         )
-        return ShmRing(core, agreed["lanes"])
+        return ShmEngine(core, agreed["lanes"])
 
-    def close(self, ring: ShmRing) -> None:
+    def discard(self, opened: ShmEngine | None) -> None:
         """Takes back a ring that another rank could not make."""
-        ring.core.close()
+        if opened is not None:
+            opened.close()
 
 
 def _region_bytes(agreed: dict[str, Any]) -> int:

@@ -53,6 +53,10 @@ class Work:
         call = self._call  # not self: a cycle would keep the tensors
         self._future.add_done_callback(lambda future: callback(call.total_count, future.exception()))
 
+    def tally(self) -> Tally:
+        """The total count, without the tensors."""
+        return Tally(self)
+
     def __repr__(self) -> str:
         state = "running" if not self.done() else "failed" if self._future.exception() else "done"
         return f"<Work {state}>"
@@ -73,6 +77,20 @@ class Work:
             lambda _: settled.set_result(None)
         )  # not the future itself: a cycle in C++
         return result
+
+
+class Tally:
+    """The total count of a call once it is done; None before, and if it failed. Keeps none of its tensors."""
+
+    last_only = False  # whether it is known only until the next call
+
+    def __init__(self, work: Work) -> None:
+        self.total_count: float | None = None
+        work.when_done(self._done)
+
+    def _done(self, total_count: float, error: BaseException | None) -> None:
+        if error is None:
+            self.total_count = total_count
 
 
 class CommunicationThread:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import math
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -136,6 +137,9 @@ def test_what_can_not_be_accumulated() -> None:
         TypeError, match="a parameter is on meta; an accumulator takes those on the CPU and on CUDA"
     ):
         rr.Accumulator(nn.Linear(2, 2, device="meta"), rr.SUM)
+    ring: Any = SimpleNamespace(device=torch.device("cuda", 1))
+    with pytest.raises(TypeError, match="a parameter is on cpu, and this ring's tensors lie on cuda:1; make"):
+        rr.Accumulator(nn.Linear(2, 2), rr.SUM, ring=ring)
     embedding = nn.Embedding(4, 2, sparse=True)
     accumulator = rr.Accumulator(embedding, rr.SUM)
     embedding(torch.tensor([1])).sum().backward()

@@ -49,7 +49,7 @@ def close_during_a_call(seat: Seat) -> list[float]:
         return [float(ring.all_reduce(np.ones(3))[0])]
     sums: list[float] = []
     call = in_thread(lambda: sums.append(float(ring.all_reduce(np.ones(3))[0])))
-    until(ring._core.busy)
+    until(ring._engine.busy)
     closing = in_thread(ring.close)
     until(lambda: ring.closed)
     closing.join(0.2)
@@ -219,7 +219,7 @@ if rank == 1:
     busy = lambda: all(True for _ in iter(int, 1))  # so that the call's thread comes back to Python late
     for job in (call, busy):
         threading.Thread(target=job, daemon=True).start()
-    while not ring._core.busy():
+    while not ring._engine.busy():
         time.sleep(0.001)
     store.set("pid", str(os.getpid()))
 else:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -29,7 +31,7 @@ def ring() -> Iterator[rr.Ring]:
 
 def taken(ring: rr.Ring, x: Any, out: Any = None, normalization: rr.Normalization = rr.SUM) -> bool:
     out = x if out is None else out
-    total = ring._core.reduce_tensors(x, out, normalization.number, normalization.total, 1.0, False)
+    total = ring._engine.reduce_tensors(x, out, normalization.number, normalization.total, 1.0, False)
     assert total in (0.0, -1.0)
     return bool(total == 0)
 
@@ -108,7 +110,34 @@ def test_what_can_not_be_divided(ring: rr.Ring) -> None:
         assert not taken(ring, single, normalization=rr.divide_by(total))
         assert taken(ring, double, normalization=rr.divide_by(total))
     with pytest.raises(ValueError, match="out of range"):
-        ring._core.reduce_tensors(single, single, 5, 1.0, 1.0, False)
+        ring._engine.reduce_tensors(single, single, 5, 1.0, 1.0, False)
+
+
+COUNTS_TAKEN: list[Any] = [None, 0, 3, 2**53, 0.0, 2.5, 2.0**-126]
+COUNTS_LEFT: list[Any] = [
+    -1,
+    2**53 + 1,
+    2**70,
+    -0.5,
+    math.nan,
+    math.inf,
+    2.0**-127,
+    2.0**54,
+    True,
+    "3",
+    np.int64(3),
+]
+
+
+def test_counts(ring: rr.Ring) -> None:
+    """Python's own numbers that are a count; of the others the long way says whether they are one."""
+    x = torch.ones(2)
+    arguments = (x, x, rr.WEIGHTED_MEAN.number, 1.0)
+    for count in COUNTS_TAKEN:
+        total = ring._engine.reduce_tensors(*arguments, count, False)
+        assert total == (1.0 if count is None else count)
+    for count in COUNTS_LEFT:
+        assert ring._engine.reduce_tensors(*arguments, count, False) == -1.0
 
 
 def test_all_reduce_takes_the_short_way(ring: rr.Ring) -> None:

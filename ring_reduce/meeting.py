@@ -1,0 +1,122 @@
+"""How ranks that may be on several hosts tell each other what they can do: one exchange through their Store.
+
+Rank 0 writes a token and waits for the hello of every other rank under it; then it writes them all as its answer. A
+store may hold the tokens and answers of earlier rings, so each hello has a number of its own, and a rank believes an
+answer only if that number is in it; until then it looks for a newer token.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from . import bootstrap
+from .bootstrap import GRACE_S, Member, Store
+from .channel import dial, raise_refusal
+from .errors import RingTimeout
+
+Hello = dict[str, Any]
+
+_POLL_S = 0.005
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The hellos of all ranks, by rank, with ``near`` in each: whether it is on rank 0's host, proved by connecting."""
+
+    token: str  # of this meeting alone
+    hellos: list[Hello]
+
+
+def meet(member: Member, store: Store, timeout: float, hello: Hello) -> Meeting:
+    """Gives ``hello`` to all ranks. ``RingTimeout`` names who did not come; the same on all that did."""
+    return (
+        _as_host(member, store, timeout, hello)
+        if member.rank == 0
+        else _as_guest(member, store, timeout, hello)
+    )
+
+
+def _as_host(member: Member, store: Store, timeout: float, hello: Hello) -> Meeting:
+    token, deadline = uuid.uuid4().hex, time.monotonic() + timeout
+    hellos: list[Hello | None] = [{**hello, "near": True}, *[None] * (member.world - 1)]
+    answer: dict[str, Any] = {"hellos": hellos}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind("\0" + _address(token))
+        listener.listen(max(16, member.world))  # a connection needs no accept() to prove that it can be made
+        store.set(
+            _key(member, "token"), json.dumps({"token": token, "boot_id": bootstrap.boot_id()}).encode()
+        )
+        while None in hellos and "error" not in answer:
+            for rank in range(1, member.world):
+                key = _key(member, f"hello/{token}/{rank}")
+                if hellos[rank] is None and store.check([key]):
+                    hellos[rank] = json.loads(bytes(store.get(key)))
+            if None in hellos and time.monotonic() > deadline:
+                missing = ", ".join(str(rank) for rank, said in enumerate(hellos) if said is None)
+                answer["kind"] = "timeout"
+                answer["error"] = (
+                    f"{member.who}: no word from rank {missing} of {member.world} in {timeout:.1f} s; did every rank "
+                    f"start, and make the ring?"
+                )
+            time.sleep(_POLL_S if None in hellos else 0)
+    store.set(_key(member, f"answer/{token}"), json.dumps(answer).encode())
+    raise_refusal(answer)
+    return Meeting(token, [said for said in hellos if said is not None])
+
+
+def _as_guest(member: Member, store: Store, timeout: float, hello: Hello) -> Meeting:
+    number, greeted = uuid.uuid4().hex, ""
+    deadline = time.monotonic() + timeout + GRACE_S  # rank 0 knows who is missing, and says so first
+    while time.monotonic() < deadline:
+        record = _read(store, _key(member, "token"))
+        if record is not None and record["token"] != greeted:
+            greeted = record["token"]
+            mine = {**hello, "near": _is_near(record), "number": number}
+            store.set(_key(member, f"hello/{greeted}/{member.rank}"), json.dumps(mine).encode())
+        answer = _read(store, _key(member, f"answer/{greeted}")) if greeted else None
+        said = (
+            answer["hellos"][member.rank]
+            if answer is not None and len(answer["hellos"]) > member.rank
+            else None
+        )
+        if answer is not None and said is not None and said["number"] == number:
+            raise_refusal(answer)
+            return Meeting(greeted, answer["hellos"])
+        time.sleep(_POLL_S)
+    raise RingTimeout(
+        f"{member.who}: no answer from rank 0 in {timeout:.1f} s while the ring was made; did it start?"
+    )
+
+
+def _is_near(record: dict[str, Any]) -> bool:
+    """Whether this rank is on rank 0's host, within reach of its sockets, and of the same user."""
+    if record["boot_id"] != bootstrap.boot_id():
+        return False
+    channel = dial(_address(record["token"]))
+    if channel is None:
+        return False
+    try:
+        return channel.peer_uid() == os.geteuid()
+    finally:
+        channel.close()
+
+
+def _address(token: str) -> str:
+    return f"ring_reduce-meeting-{token}"
+
+
+def _key(member: Member, what: str) -> str:
+    return f"ring_reduce/{member.name}/meeting/{what}"
+
+
+def _read(store: Store, key: str) -> dict[str, Any] | None:
+    if not store.check([key]):
+        return None
+    record: dict[str, Any] = json.loads(bytes(store.get(key)))
+    return record
