@@ -51,6 +51,10 @@ ARCHITECTURES = ["80", "86", "89", "90", "100", "120"]
 OLDEST = ARCHITECTURES[0]
 
 
+# Of the CPU core, what the GPU ring needs on the host too.
+CUDA_SHARES = ("call.cpp", "process.cpp", "shared_memory.cpp")
+
+
 def is_cuda(source: Path) -> bool:
     return source.name == "bind_cuda.cpp" or source.name.startswith("cuda_")
 
@@ -71,14 +75,16 @@ def core_extension() -> Pybind11Extension:
 
 
 def cuda_extension(nvcc: Path, *, optional: bool = False) -> Pybind11Extension:
-    """The GPU ring; its *.cu are compiled by ``BuildExtensions``. An ``optional`` one may fail to compile."""
+    """The GPU ring; its kernels, *.cu, are compiled by ``BuildExtensions``. An ``optional`` one may fail to compile."""
     csrc = ROOT / "csrc"
+    sources = [path for path in csrc.glob("*.cpp") if is_cuda(path) or path.name in CUDA_SHARES]
     return Pybind11Extension(
         "ring_reduce._cuda",
-        sources=["csrc/bind_cuda.cpp", "csrc/call.cpp"],
+        sources=sorted(str(path.relative_to(ROOT)) for path in sources),
         depends=sorted(str(path.relative_to(ROOT)) for path in [*csrc.glob("*.h"), *csrc.glob("*.cu")]),
         cxx_std=20,
         extra_compile_args=COMPILE_FLAGS,
+        include_dirs=[str(path) for path in include_directories(nvcc)],
         # The runtime is linked in, so that the module loads, and says what is missing, on machines without CUDA.
         libraries=["cudart_static", "dl", "rt", "pthread"],
         library_dirs=[str(path) for path in library_directories(nvcc)],
@@ -96,12 +102,21 @@ def find_nvcc() -> Path | None:
     return next((Path(path) for path in candidates if path and Path(path).is_file()), None)
 
 
+def dry_run(nvcc: Path) -> str:
+    """What nvcc would do: where it looks for headers and libraries itself. It may be a script that starts another."""
+    command = [nvcc, "--dryrun", "-x", "cu", os.devnull]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+
+def include_directories(nvcc: Path) -> list[Path]:
+    (includes, *_) = re.findall(r"(?<!_)INCLUDES=(.*)", dry_run(nvcc)) or [""]
+    found = [Path(path) for path in re.findall(r'"?-(?:I|isystem)\s*"?([^"\s]+)"?', includes)]
+    return [*found, nvcc.resolve().parent.parent / "include"]
+
+
 def library_directories(nvcc: Path) -> list[Path]:
-    """Where nvcc itself looks for libcudart_static.a; it may be a script that starts another."""
-    dry = subprocess.run(
-        [nvcc, "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True, check=False
-    )
-    (libraries, *_) = re.findall(r"LIBRARIES=(.*)", dry.stderr) or [""]
+    """Where libcudart_static.a is."""
+    (libraries, *_) = re.findall(r"LIBRARIES=(.*)", dry_run(nvcc)) or [""]
     found = [Path(path) for path in re.findall(r'"?-L\s*"?([^"\s]+)"?', libraries)]
     return [*found, nvcc.resolve().parent.parent / "lib64"]
 

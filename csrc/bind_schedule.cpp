@@ -73,12 +73,7 @@ Fingerprint fingerprint_of(const std::string& bytes) {
 }
 
 std::pair<int, int> moves(const Fingerprint& call, int world) {
-  MoveRange range{};
-  switch (call.operation) {
-    case Operation::all_reduce: range = all_reduce_moves(world); break;
-    case Operation::reduce_scatter: range = reduce_scatter_moves(world); break;
-    case Operation::all_gather: range = all_gather_moves(world); break;
-  }
+  const MoveRange range = moves_of(call.operation, world);
   return {range.first, range.last};
 }
 

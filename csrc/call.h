@@ -11,6 +11,15 @@ namespace ring_reduce {
 
 enum class Operation : std::uint8_t { all_reduce, reduce_scatter, all_gather };
 
+RING_REDUCE_PORTABLE constexpr MoveRange moves_of(Operation operation, int world) {
+  switch (operation) {
+    case Operation::all_reduce: return all_reduce_moves(world);
+    case Operation::reduce_scatter: return reduce_scatter_moves(world);
+    case Operation::all_gather: return all_gather_moves(world);
+  }
+  return {0, 0};
+}
+
 // Numbered as ring_reduce.normalization.Kind.
 enum class Normalization : std::uint8_t { sum, mean, divide_by, divide_by_count, weighted_mean };
 

@@ -15,15 +15,6 @@ constexpr std::uint64_t kLaneBytes = 256 * 1024;
 
 std::uint64_t ceil_divide(std::uint64_t a, std::uint64_t b) { return (a + b - 1) / b; }
 
-MoveRange moves_of(Operation operation, int world) {
-  switch (operation) {
-    case Operation::all_reduce: return all_reduce_moves(world);
-    case Operation::reduce_scatter: return reduce_scatter_moves(world);
-    case Operation::all_gather: return all_gather_moves(world);
-  }
-  return {0, 0};
-}
-
 }  // namespace
 
 CpuRing::CpuRing(const RingSettings& settings, const std::vector<std::byte*>& regions, std::vector<int> process_fds)

@@ -58,7 +58,13 @@ struct LaneCounters {
 struct RankState {
   std::uint64_t calls;           // completed
   std::uint64_t finished_lanes;  // of the call that runs
-  double total_count;            // of the last call
+};
+
+// How far a rank has come, in host memory that the device writes: the host knows of no replay of a graph.
+struct CallProgress {
+  std::uint64_t started;    // number of the latest call
+  std::uint64_t completed;  // of the latest that did not fail
+  double total_count;       // of the latest that had counts
 };
 
 enum class DeviceFailureKind : std::uint32_t {
@@ -73,7 +79,7 @@ enum class DeviceFailureKind : std::uint32_t {
 
 // How a call failed on the device; in host memory that the device writes. The first to claim it fills it in.
 struct DeviceFailure {
-  std::uint64_t raised;  // published last; ends every wait
+  std::uint64_t raised;  // published last
   std::uint64_t claims;
   DeviceFailureKind kind;
   int rank;
@@ -91,7 +97,9 @@ struct RankArguments {
   Links links;
   RankState* state;
   LaneCounters* counters;  // by lane
-  DeviceFailure* failure;
+  CallProgress* progress;
+  DeviceFailure* failure;  // of this rank, or of all where they share a GPU's launch
+  std::uint64_t* stop;     // in host memory: not 0 ends every wait of every rank
   const std::byte* input;
   std::byte* output;
   const double* device_count;  // where the count is read; null: it is `count`

@@ -10,14 +10,14 @@ namespace ring_reduce {
 // A lane is worth a block from this many bytes of a chunk on.
 inline constexpr std::uint64_t kCudaLaneBytes = 16 * 1024;
 
-// The launch of an all_reduce but for `arguments`, `timeout_ns` and `disturbance`; of all ranks, as virtual ones have it.
-inline Launch plan_all_reduce(const StagingShape& shape, int world, int window, ElementType type,
-                              Normalization normalization, double divisor, std::uint64_t elements) {
+// The launch of a call but for `arguments`, `timeout_ns` and `disturbance`; of all ranks, as virtual ones have it.
+// `elements` counts the whole tensor: the input of a reduce_scatter, the output of an all_gather.
+inline Launch plan_launch(const StagingShape& shape, int world, int window, Operation operation, ElementType type,
+                          Normalization normalization, double divisor, std::uint64_t elements) {
   const std::uint64_t element = element_bytes(type);
   Launch launch{};
-  launch.fingerprint = {0,    elements,      divisor,        kWireVersion, Operation::all_reduce,
-                        type, normalization, Algorithm::ring};
-  launch.partition = partition_of(Operation::all_reduce, elements, type, world);
+  launch.fingerprint = {0, elements, divisor, kWireVersion, operation, type, normalization, Algorithm::ring};
+  launch.partition = partition_of(operation, elements, type, world);
   launch.shape = shape;
   launch.ranks = launch.world = world;
   launch.window = static_cast<std::uint64_t>(window);

@@ -21,6 +21,7 @@ class CudaPort {
       BlockShared& shared = block_.shared();
       shared.failed = 0;
       shared.total_count = 0;
+      if (lane_ == 0) publish(&me().progress->started, me().state->calls + 1);
       if (!is_count(count())) fail(DeviceFailureKind::bad_count, 0);
     }
     block_.barrier();
@@ -67,15 +68,22 @@ class CudaPort {
 
   // Leaves the counters for the next call; the last lane of the rank counts this one.
   RING_REDUCE_PORTABLE void finish() {
-    if (failed_) poison();
+    if (failed_) {
+      poison();
+      block_.barrier();
+    }
     if (block_.thread() != receiver()) return;
     me().counters[lane_] = counters_;
     RankState& state = *me().state;
+    CallProgress& progress = *me().progress;
     const std::uint64_t call = state.calls + 1;
-    if (lane_ == 0) state.total_count = block_.shared().total_count;
+    if (lane_ == 0 && uses_count(launch_.fingerprint.normalization)) {
+      progress.total_count = block_.shared().total_count;
+    }
     if (count_up(&state.finished_lanes) + 1 == static_cast<std::uint64_t>(launch_.lanes)) {
       state.finished_lanes = 0;
       state.calls = call;
+      if (!failed_) publish(&progress.completed, call);
     }
   }
 
@@ -83,7 +91,8 @@ class CudaPort {
   using Word = typename ring_reduce::Word<sizeof(T)>::Type;
 
   static constexpr unsigned kWarp = 32;
-  static constexpr std::uint64_t kLookNs = 20'000;  // between two looks at the failure word, which is in host memory
+  static constexpr std::uint64_t kLookNs =
+      20'000;  // between two looks at the word that stops all, which is in host memory
 
   RING_REDUCE_PORTABLE unsigned receiver() const { return 0; }
   RING_REDUCE_PORTABLE unsigned sender() const { return block_.threads() > kWarp ? kWarp : 0; }
@@ -99,9 +108,16 @@ class CudaPort {
   // Of this rank; 1 where the normalization does not use it.
   RING_REDUCE_PORTABLE double count() const { return me().device_count != nullptr ? *me().device_count : me().count; }
 
+  // Whether all segments begin at packs: the tensors do, and equal chunks, if there are such, are whole packs.
   RING_REDUCE_PORTABLE bool wide() const {
     const auto input = reinterpret_cast<std::uintptr_t>(me().input);
-    return (input | reinterpret_cast<std::uintptr_t>(me().output)) % kPackBytes == 0;
+    const auto output = reinterpret_cast<std::uintptr_t>(me().output);
+    return (input | output | launch_.partition.equal * sizeof(T)) % kPackBytes == 0;
+  }
+
+  // The element of the whole tensor that the input (the output) begins with: of a part of it, this rank's.
+  RING_REDUCE_PORTABLE std::uint64_t begin_of(Operation part) const {
+    return launch_.fingerprint.operation == part ? static_cast<std::uint64_t>(rank()) * launch_.partition.equal : 0;
   }
 
   RING_REDUCE_PORTABLE static bool is_finite(double x) { return x - x == 0; }
@@ -121,7 +137,7 @@ class CudaPort {
       const std::uint64_t now = nanoseconds();
       if (now < look) continue;
       look = now + kLookNs;
-      if (observed(&me().failure->raised) != 0) {
+      if (observed(me().stop) != 0) {
         block_.shared().failed = 1;
         return;
       }
@@ -129,7 +145,7 @@ class CudaPort {
     }
   }
 
-  // One thread. The first of this failure word fills it in; the others find it raised.
+  // One thread. The first lane to fail fills in why. The host picks one cause where several ranks fail at once.
   RING_REDUCE_PORTABLE void fail(DeviceFailureKind kind, std::uint64_t number, const Fingerprint* theirs = nullptr) {
     block_.shared().failed = 1;
     DeviceFailure& failure = *me().failure;
@@ -143,6 +159,7 @@ class CudaPort {
     failure.mine = fingerprint();
     if (theirs != nullptr) failure.theirs = *theirs;
     publish(&failure.raised, 1);
+    publish(me().stop, 1);
   }
 
   RING_REDUCE_PORTABLE Fingerprint fingerprint() const {
@@ -157,11 +174,12 @@ class CudaPort {
     const std::uint64_t at = segment * launch_.segment_elements;
     const std::uint64_t begin = at < whole.elements ? at : whole.elements;
     const std::uint64_t rest = whole.elements - begin;
-    const std::size_t offset = (whole.begin + begin) * sizeof(T);
+    const std::uint64_t first = whole.begin + begin;
     Combination& pass = block_.shared().pass;
     pass.elements = static_cast<unsigned>(rest < launch_.segment_elements ? rest : launch_.segment_elements);
-    pass.own = me().input + offset;
-    pass.output = k < launch_.world - 1 ? nullptr : me().output + offset;
+    pass.own = me().input + (first - begin_of(Operation::all_gather)) * sizeof(T);
+    pass.output = nullptr;
+    if (k >= launch_.world - 1) pass.output = me().output + (first - begin_of(Operation::reduce_scatter)) * sizeof(T);
   }
 
   // The receiver, which has waited for the segment: its header, and so what is added up and what divides it.
@@ -175,7 +193,8 @@ class CudaPort {
     if (!is_finite(shared.partial_count)) return fail(DeviceFailureKind::infinite_count, segment);
     // As the CPU ring: fractional counts round by their order, so the total is that of chunk 0.
     const int chunk = chunk_of_move(k, rank(), launch_.world);
-    if (k >= launch_.world - 1 && chunk == 0) shared.total_count = shared.partial_count;
+    const bool counts = chunk == 0 || launch_.fingerprint.operation == Operation::reduce_scatter;
+    if (k >= launch_.world - 1 && counts) shared.total_count = shared.partial_count;
 
     const bool finishes = k == launch_.world - 1;
     const Mix mix = mix_of(launch_.fingerprint, k, receives, received_count, own_count);
@@ -242,9 +261,12 @@ class CudaPort {
   // The error comes late, so what this lane would have written must not look like a result. Integers have no NaN.
   RING_REDUCE_PORTABLE void poison() {
     if constexpr (kIsFloat<T>) {
+      const bool scatters = launch_.fingerprint.operation == Operation::reduce_scatter;
       for (int chunk = 0; chunk < launch_.world; ++chunk) {
+        if (scatters && chunk != rank()) continue;
         const Span span = launch_.partition.lane(chunk, lane_, launch_.lanes);
-        fill(block_, me().output + span.begin * sizeof(T), span.elements, static_cast<Word>(~Word{0}));
+        const std::uint64_t begin = span.begin - begin_of(Operation::reduce_scatter);
+        fill(block_, me().output + begin * sizeof(T), span.elements, static_cast<Word>(~Word{0}));
       }
     }
   }
@@ -271,7 +293,7 @@ RING_REDUCE_PORTABLE void run_lane(const Launch& launch, unsigned block_index, c
   const int index = static_cast<int>(block_index) % launch.ranks, lane = static_cast<int>(block_index) / launch.ranks;
   if (launch.first_rank + index == launch.disturbance.absent_rank) return;
   CudaPort<T, Block> port(launch, index, lane, block);
-  run_ring(port, all_reduce_moves(launch.world), launch.segments, launch.window);
+  run_ring(port, moves_of(launch.fingerprint.operation, launch.world), launch.segments, launch.window);
   port.finish();
 }
 

@@ -31,13 +31,6 @@ constexpr std::array<Kernel, kElementTypes> kKernels = {
 
 }  // namespace
 
-void check_cuda(int code, const std::string& what) {
-  const auto error = static_cast<cudaError_t>(code);
-  if (error == cudaSuccess) return;
-  static_cast<void>(cudaGetLastError());
-  throw CudaError(what + ": " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")");
-}
-
 int resident_blocks() {
   int device = 0, multiprocessors = 0, fewest = 1 << 20;
   check_cuda(cudaGetDevice(&device), "asking for the current device");

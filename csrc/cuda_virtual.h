@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 namespace ring_reduce {
@@ -51,14 +50,9 @@ class VirtualRing {
  private:
   struct Memory;
   Launch plan(const VirtualCall& call, const Disturbance& disturbance) const;
-  void chain(void* stream);
-  void record(void* stream);
 
   const VirtualSettings settings_;
   std::unique_ptr<Memory> memory_;
 };
-
-// "" where a ring can run here, else why it can't.
-std::string why_no_cuda();
 
 }  // namespace ring_reduce

@@ -4,28 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from .bootstrap import Hub, Member, Store, connect, hear
-from .channel import Channel
+from .channel import Channel, close_all
 from .errors import RingError, RingMismatch, RingTimeout
 
 _Opened = TypeVar("_Opened")
 
 
-class Transport(Protocol[_Opened]):
-    """What differs between transports: the sizes, and memory behind file descriptors."""
+@dataclass(frozen=True)
+class Part:
+    """What a rank makes and hands to all others: a JSON record, and open file descriptors, which the handshake owns."""
 
-    def agree(self, mine: dict[str, Any], hellos: dict[int, dict[str, Any]]) -> dict[str, Any]: ...
-    def make_memory(self, agreed: dict[str, Any]) -> int: ...
-    def map(self, agreed: dict[str, Any], memory: list[int], processes: list[int]) -> _Opened: ...
-    def close(self, opened: _Opened) -> None: ...
+    record: dict[str, Any]
+    descriptors: list[int]
+
+
+class Transport(Protocol[_Opened]):
+    """What differs between transports: the sizes, what each rank makes, and how that of all becomes one rank's end."""
+
+    @property
+    def steps(self) -> Sequence[Callable[[_Opened], None]]:
+        """What a rank does with its end, each step once all ranks have done what comes before it."""
+
+    def agree(self, mine: dict[str, Any], hellos: dict[int, dict[str, Any]]) -> dict[str, Any]:
+        """On rank 0: what all ranks use, of what each wants; raises what they can't agree on."""
+
+    def make_part(self, agreed: dict[str, Any]) -> Part:
+        """This rank's part."""
+
+    def open(self, agreed: dict[str, Any], parts: list[Part], processes: list[int]) -> _Opened:
+        """This rank's end, of the parts of all and their pidfds by rank (-1: none), borrowed."""
+
+    def discard(self, opened: _Opened | None) -> None:
+        """Takes back what was made, once the others know that there will be no ring. None: not opened yet."""
 
 
 def make_together(
     member: Member, store: Store | None, timeout: float, hello: dict[str, Any], transport: Transport[_Opened]
 ) -> _Opened:
-    """What ``transport.map`` makes of the memory of all ranks, once every rank has mapped it."""
+    """What ``transport.open`` makes of the parts of all ranks, once every rank has opened it and done the steps."""
     handshake = _Handshake(member, store, timeout, transport)
     try:
         if member.world == 1:
@@ -49,34 +70,45 @@ class _Handshake(Generic[_Opened]):
         self._store = store
         self._timeout = timeout
         self._transport = transport
-        self._memory: dict[int, int] = {}  # by rank
+        self._parts: dict[int, Part] = {}  # by rank
         self._process: dict[int, int] = {}  # by rank; none where the kernel has no pidfds
 
     def alone(self, hello: dict[str, Any]) -> _Opened:
-        agreed = self._transport.agree(hello, {})
-        self._make_memory(agreed)
-        return self._map(agreed)
+        ring: _Opened | None = None
+        try:
+            agreed = self._transport.agree(hello, {})
+            self._make_part(agreed)
+            ring = self._open(agreed)
+            self._run_steps(ring, lambda: None)
+            return ring
+        except BaseException:
+            self._transport.discard(ring)
+            ring = None  # or the error's traceback would keep its descriptors open
+            raise
 
     def as_hub(self, hub: Hub, hello: dict[str, Any]) -> _Opened:
         ring: _Opened | None = None
+
+        def all_have() -> None:
+            for _ in hub.gather():  # all are ready
+                pass
+            hub.tell_all({"go": True})
+
         try:
             agreed = self._transport.agree(hello, hub.gather_hellos())
             hub.tell_all({"agreed": agreed})
-            self._make_memory(agreed)
+            self._make_part(agreed)
             for rank, message, descriptors in hub.gather():
                 self._take(rank, message, descriptors)
             for rank in range(self._member.world):
                 hub.tell_all(*self._handed_on(rank))
-            ring = self._map(agreed)
-            for _ in hub.gather():  # all are ready
-                pass
-            hub.tell_all({"go": True})
+            ring = self._open(agreed)
+            self._run_steps(ring, all_have)
             return ring
         except BaseException as error:
             hub.refuse(_refusal(self._member, error))
-            if ring is not None:
-                self._transport.close(ring)
-            ring = None  # or the error's traceback would keep its descriptors open
+            self._transport.discard(ring)
+            ring = None
             raise
         finally:
             hub.close()
@@ -84,29 +116,40 @@ class _Handshake(Generic[_Opened]):
     def as_member(self, hub: Channel, hello: dict[str, Any]) -> _Opened:
         rank = self._member.rank
         ring: _Opened | None = None
+
+        def all_have() -> None:
+            self._tell(hub, {"ready": True})
+            self._hear(hub)
+
         try:
             self._tell(hub, hello)
             agreed = self._hear(hub)[0]["agreed"]
-            self._make_memory(agreed)
+            self._make_part(agreed)
             self._tell(hub, *self._handed_on(rank))
             for other in range(self._member.world):
                 self._take(other, *self._hear(hub))
-            ring = self._map(agreed)
-            self._tell(hub, {"ready": True})
-            self._hear(hub)
+            ring = self._open(agreed)
+            self._run_steps(ring, all_have)
             return ring
         except BaseException as error:
             with contextlib.suppress(OSError):
                 hub.send(_refusal(self._member, error))
-            if ring is not None:
-                self._transport.close(ring)
-            ring = None  # or the error's traceback would keep its descriptors open
+            self._transport.discard(ring)
+            ring = None
             raise
         finally:
             hub.close()
 
+    def _run_steps(self, ring: _Opened, all_have: Callable[[], None]) -> None:
+        all_have()
+        for step in self._transport.steps:
+            step(ring)
+            all_have()
+
     def close_descriptors(self) -> None:
-        _close_all([*self._memory.values(), *self._process.values()])
+        for part in self._parts.values():
+            close_all(part.descriptors)
+        close_all([*self._process.values()])
 
     def _tell(self, hub: Channel, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
         try:
@@ -118,43 +161,41 @@ class _Handshake(Generic[_Opened]):
         assert self._store is not None
         return hear(self._member, self._store, hub, self._timeout)
 
-    def _make_memory(self, agreed: dict[str, Any]) -> None:
-        self._memory[self._member.rank] = self._transport.make_memory(agreed)
+    def _make_part(self, agreed: dict[str, Any]) -> None:
+        self._parts[self._member.rank] = self._transport.make_part(agreed)
         # An old kernel, or a sandbox: deaths are then seen by the deadline.
         with contextlib.suppress(OSError):
             self._process[self._member.rank] = os.pidfd_open(os.getpid())
 
     def _handed_on(self, rank: int) -> tuple[dict[str, Any], list[int]]:
-        """A rank's descriptors and the message that goes with them."""
-        descriptors = [table[rank] for table in (self._memory, self._process) if rank in table]
-        return {"rank": rank, "descriptors": len(descriptors)}, descriptors
+        """A rank's part and pidfd: the message, and the descriptors that go with it."""
+        part, process = self._parts[rank], [self._process[rank]] if rank in self._process else []
+        descriptors = [*part.descriptors, *process]
+        message = {"rank": rank, "descriptors": len(descriptors), "processes": len(process)}
+        return {**message, "record": part.record}, descriptors
 
     def _take(self, rank: int, message: dict[str, Any], descriptors: list[int]) -> None:
-        if rank in self._memory:  # its own, back from rank 0
-            _close_all(descriptors)
+        if rank in self._parts:  # its own, back from rank 0
+            close_all(descriptors)
             return
-        if not 1 <= len(descriptors) <= 2 or len(descriptors) != message.get("descriptors"):
-            _close_all(descriptors)
+        processes = message.get("processes")
+        if len(descriptors) != message.get("descriptors") or processes not in (0, 1):
+            close_all(descriptors)
             raise RingError(
                 f"{self._member.who}: got {len(descriptors)} file descriptors of rank {rank} where it sent "
                 f"{message.get('descriptors')}; is the limit on open files (ulimit -n) reached?"
             )
-        self._memory[rank] = descriptors[0]
-        if len(descriptors) == 2:
-            self._process[rank] = descriptors[1]
+        if processes:
+            self._process[rank] = descriptors.pop()
+        self._parts[rank] = Part(message.get("record", {}), descriptors)
 
-    def _map(self, agreed: dict[str, Any]) -> _Opened:
+    def _open(self, agreed: dict[str, Any]) -> _Opened:
         ranks = range(self._member.world)
         processes = [-1 if rank == self._member.rank else self._process.get(rank, -1) for rank in ranks]
-        return self._transport.map(agreed, [self._memory[rank] for rank in ranks], processes)
+        return self._transport.open(agreed, [self._parts[rank] for rank in ranks], processes)
 
 
 def _refusal(member: Member, error: BaseException) -> dict[str, Any]:
     kinds: dict[type[BaseException], str] = {RingTimeout: "timeout", RingMismatch: "mismatch"}
     text = str(error) if isinstance(error, RingError) else f"{member.who}: {type(error).__name__}: {error}"
     return {"error": text, "kind": kinds.get(type(error), "error")}
-
-
-def _close_all(descriptors: list[int]) -> None:
-    while descriptors:
-        os.close(descriptors.pop())

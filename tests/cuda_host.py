@@ -22,11 +22,9 @@ _GUARD = 64  # bytes on both sides of an output that have to stay as they are
 def build(csrc: Path, directory: Path, *options: str) -> Path:
     """The library, with the headers of ``csrc``, which may be a copy with a fault."""
     source = programs.NATIVE / "cuda_ring_host.cpp"
-    copied = directory / source.name
-    copied.write_text(source.read_text().replace("../../csrc/", ""))
     flags = ["-O1", "-fPIC", "-Wall", "-Wextra", *options]
     return programs.link(
-        [programs.compile_object(copied, csrc, directory, *flags)],
+        [programs.compile_object(source, csrc, directory, *flags)],
         directory / "cuda_ring.so",
         "-shared",
         *options,

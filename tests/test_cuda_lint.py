@@ -52,7 +52,7 @@ def first_replaced(pattern: str, new: str) -> Callable[[str], str]:
 
 
 def without_barrier(number: int) -> Callable[[str], str]:
-    """A plant: the first kernel lacks one of its three barriers. The last stands before the two releases of a move."""
+    """A plant: the first kernel lacks a barrier. The third stands before the two releases of a move."""
 
     def plant(ptx: str) -> str:
         at = [match.span() for match in re.finditer(r"^\s*bar\.sync.*$", ptx, re.MULTILINE)][number]

@@ -46,8 +46,12 @@ STEPS = [
     program("protocol", 90),
     program("deadline", 45),
     program("triton_passes", 120),
-    program("sanitizers", 170),
+    # Before the steps that a hang is likelier to cost much of the time.
     program("speed", 150),
+    program("ipc", 240),
+    program("device_calls", 160),
+    program("ddp", 160),
+    program("sanitizers", 170),
 ]
 
 
