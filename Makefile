@@ -8,7 +8,7 @@ PIP_ARGS ?=
 
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
-NATIVE := $(shell find csrc tests/native -name '*.cpp' -o -name '*.h' -o -name '*.cu' 2>/dev/null | sort)
+NATIVE := $(shell find csrc tests/native tests/fuzz -name '*.cpp' -o -name '*.h' -o -name '*.cu' 2>/dev/null | sort)
 
 # An install is as new as its stamp, unless the core that it built is gone.
 INPUTS := pyproject.toml setup.py constraints.txt $(wildcard csrc/*) \
@@ -19,7 +19,7 @@ CHECK := $(PYTHON) -c
 TYPED := build/typed/ring_reduce
 
 .DEFAULT_GOAL := help
-.PHONY: help env install demo doctor test lint format clean rebuild gpu-check
+.PHONY: help env install demo doctor soak fuzz test lint format clean rebuild gpu-check
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -32,6 +32,13 @@ doctor: $(VENV)/.installed-demo  ## say what this machine can do
 
 test: lint  ## lint, then every test
 	$(BIN)/python -m pytest $(ARGS)
+
+soak: $(VENV)/.installed-demo  ## random calls and faults for MINUTES (30), every result checked
+	$(BIN)/ring-reduce soak --minutes $(or $(MINUTES),30) $(ARGS)
+
+fuzz: $(VENV)/.installed-dev  ## hostile bytes for rings and their start, MINUTES (30) each; findings go to build/fuzz
+	RING_REDUCE_FUZZ_MINUTES=$(or $(MINUTES),30) $(BIN)/python -m pytest --timeout=0 -s \
+	  tests/test_fuzz_core.py tests/test_fuzz_bootstrap.py $(ARGS)
 
 # With PYTHON as it is and its torch, not the environment's: machines with GPUs bring their own.
 gpu-check:  ## all that only a GPU can show, in under 10 minutes; ARGS names steps

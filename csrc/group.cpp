@@ -1,6 +1,7 @@
 #include "group.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <ctime>
 #include <limits>
 #include <linux/futex.h>
@@ -24,7 +25,9 @@ std::uint32_t* futex_word(SharedPlatform::U64& word) {
 
 bool process_ended(int process_fd) {
   pollfd entry{process_fd, POLLIN, 0};  // a pidfd becomes readable when its process ends
-  return process_fd >= 0 && poll(&entry, 1, 0) == 1 && (entry.revents & (POLLIN | POLLHUP)) != 0;
+  if (process_fd < 0 || poll(&entry, 1, 0) != 1 || (entry.revents & (POLLIN | POLLHUP)) == 0) return false;
+  // The user's code may have closed all descriptors, as daemons do, and this one may be a file now: no death.
+  return syscall(SYS_pidfd_send_signal, process_fd, 0, nullptr, 0) == 0 || errno != EBADF;
 }
 
 }  // namespace
@@ -90,17 +93,18 @@ bool Group::failed(std::uint64_t call) const {
   const std::uint32_t cause = own_control().failed_by.load(std::memory_order_acquire);
   if (cause == 0) return false;
   const bool known = cause <= static_cast<std::uint32_t>(settings.world);
-  return !known || control(static_cast<int>(cause) - 1).failure_call <= call;
+  return !known || control(static_cast<int>(cause) - 1).failure_call.load(std::memory_order_relaxed) <= call;
 }
 
 RingFailure Group::fail(FailureKind kind, std::uint64_t call, const std::string& text) {
   const std::scoped_lock lock(failing_);  // one lane at a time: the text is written once
   if (!failed()) {
     Control& own = own_control();
-    own.failure_call = call;
-    own.failure_kind = static_cast<std::uint32_t>(kind);
-    own.failure_length = static_cast<std::uint32_t>(std::min(text.size(), own.failure_text.size()));
-    std::copy_n(text.begin(), own.failure_length, own.failure_text.begin());
+    const std::size_t length = std::min(text.size(), own.failure_text.size());
+    own.failure_call.store(call, std::memory_order_relaxed);
+    own.failure_kind.store(static_cast<std::uint32_t>(kind), std::memory_order_relaxed);
+    own.failure_length.store(static_cast<std::uint32_t>(length), std::memory_order_relaxed);
+    std::copy_n(text.begin(), length, own.failure_text.begin());
     std::uint32_t cause = 0;
     const auto me = static_cast<std::uint32_t>(settings.rank) + 1;
     // Rank 0's word decides between ranks that fail at once. Release: publishes the text; pairs with failed().
@@ -120,9 +124,10 @@ RingFailure Group::failure() const {
     return {FailureKind::aborted, "the ring failed, and its shared memory does not say why"};
   }
   const Control& from = control(static_cast<int>(cause) - 1);
-  const std::size_t length = std::min<std::size_t>(from.failure_length, from.failure_text.size());
-  const std::uint32_t kind = std::clamp<std::uint32_t>(from.failure_kind, 1, 5);
-  return {static_cast<FailureKind>(kind), std::string(from.failure_text.data(), length)};
+  const std::uint32_t length = from.failure_length.load(std::memory_order_relaxed);
+  const std::uint32_t kind = from.failure_kind.load(std::memory_order_relaxed);
+  return {static_cast<FailureKind>(std::clamp<std::uint32_t>(kind, 1, 5)),
+          std::string(from.failure_text.data(), std::min<std::size_t>(length, from.failure_text.size()))};
 }
 
 void Group::check_peers(std::uint64_t call) {

@@ -45,6 +45,11 @@ COMMANDS = {
     "doctor": Command(
         "ring_reduce.doctor", "say what this machine can do, and why not where it cannot", None
     ),
+    "soak": Command(
+        "ring_reduce.soak.command",
+        "make random calls and random faults for as long as you like, and check every result",
+        None,
+    ),
     "trace": Command(
         "ring_reduce.tracing.command",
         "show what every rank waits for and does, call by call, as a timeline for Perfetto",

@@ -186,7 +186,9 @@ LINKED = [
     *DOCUMENTS,
     ROOT / "docs" / "architecture.md",
     ROOT / "docs" / "gpu.md",
+    ROOT / "docs" / "performance.md",
     ROOT / "docs" / "profiling.md",
+    ROOT / "docs" / "reliability.md",
     ROOT / "examples" / "README.md",
     ROOT / "examples" / "verify" / "README.md",
 ]
