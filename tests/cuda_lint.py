@@ -67,12 +67,16 @@ def faults(ptx: str) -> list[str]:
 def _publishing(lines: list[str]) -> list[str]:
     """A release for posted, one for taken, and a barrier on every path between them and a store of data."""
     found = []
-    if sum(bool(_RELEASE.search(line)) for line in lines) < 3:
-        found.append("too few release stores: posted, taken and a failure are published")
+    if sum(bool(_RELEASE.search(line)) for line in lines) < 6:
+        found.append(
+            "too few release stores: posted, taken, a call's start and end, a failure, and that all stop"
+        )
     if sum(bool(_ACQUIRE.search(line)) for line in lines) < 4:
         found.append("too few acquire loads: two waits poll, and look whether a rank has failed")
-    if sum(bool(_BARRIER.search(line)) for line in lines) < 3:
-        found.append("too few barriers: one at the start, one behind the waits of a move, one at its end")
+    if sum(bool(_BARRIER.search(line)) for line in lines) < 4:
+        found.append(
+            "too few barriers: at the start, behind the waits of a move, at its end, behind a failure's NaN"
+        )
     return found + _unfenced_releases(lines)
 
 
