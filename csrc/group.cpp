@@ -93,7 +93,7 @@ bool Group::failed(std::uint64_t call) const {
   const std::uint32_t cause = own_control().failed_by.load(std::memory_order_acquire);
   if (cause == 0) return false;
   const bool known = cause <= static_cast<std::uint32_t>(settings.world);
-  return !known || control(static_cast<int>(cause) - 1).failure_call.load(std::memory_order_relaxed) <= call;
+  return !known || control(static_cast<int>(cause) - 1).failure_call <= call;
 }
 
 RingFailure Group::fail(FailureKind kind, std::uint64_t call, const std::string& text) {
@@ -101,7 +101,7 @@ RingFailure Group::fail(FailureKind kind, std::uint64_t call, const std::string&
   if (!failed()) {
     Control& own = own_control();
     const std::size_t length = std::min(text.size(), own.failure_text.size());
-    own.failure_call.store(call, std::memory_order_relaxed);
+    own.failure_call = call;
     own.failure_kind.store(static_cast<std::uint32_t>(kind), std::memory_order_relaxed);
     own.failure_length.store(static_cast<std::uint32_t>(length), std::memory_order_relaxed);
     std::copy_n(text.begin(), length, own.failure_text.begin());

@@ -35,8 +35,9 @@ struct Control {
   alignas(kLineBytes) std::array<std::array<std::atomic<std::uint64_t>, kFingerprintWords>, 2> announced;
   // Immutable once this rank stands in a failed_by.
   alignas(kLineBytes) std::uint64_t failure_call;  // the first call that can't be completed
-  std::uint32_t failure_kind;
-  std::uint32_t failure_length;
+  // Atomic, so that a copy is one load: what is checked is what is used.
+  std::atomic<std::uint32_t> failure_kind;
+  std::atomic<std::uint32_t> failure_length;
   std::array<char, 2048> failure_text;
 };
 

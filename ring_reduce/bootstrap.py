@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .channel import Channel, dial, raise_refusal, readable
+from .channel import Channel, close_all, dial, json_object, raise_refusal, readable
 from .errors import RingError, RingMismatch, RingTimeout
 
 _POLL_S = 0.02
@@ -103,10 +103,11 @@ class Hub:
             return
         try:
             hello, descriptors = channel.receive(min(self._deadline, time.monotonic() + GRACE_S))
-            for descriptor in descriptors:  # nothing that a rank sends
-                os.close(descriptor)
+            close_all(descriptors)  # nothing that a rank sends
             rank, world = int(hello["rank"]), int(hello["world"])
             hello["lanes"] = int(hello["lanes"])
+            if hello["lanes"] < 1:
+                raise ValueError
         except (
             OSError,
             TimeoutError,
@@ -138,7 +139,7 @@ class Hub:
         """A rank that can't connect (another host) says so in the Store."""
         key = refusal_key(self._member, self._address)
         if self._store.check([key]):
-            raise RingError(bytes(self._store.get(key)).decode())
+            raise RingError(bytes(self._store.get(key)).decode(errors="replace"))
 
     def gather(self) -> Iterator[tuple[int, dict[str, Any], list[int]]]:
         """One message of every other rank as (rank, message, descriptors); an error of one is raised here."""
@@ -245,11 +246,20 @@ def hear(member: Member, store: Store, hub: Channel, timeout: float) -> tuple[di
 
 
 def read_record(member: Member, store: Store) -> dict[str, Any] | None:
-    """What rank 0 published last: its address, and its refusal if it gave up."""
+    """What rank 0 published last: its address, and its refusal if it gave up; ``RingError`` if it is neither."""
     key = address_key(member)
     if not store.check([key]):
         return None
-    record: dict[str, Any] = json.loads(bytes(store.get(key)).decode())
+    try:
+        record = json_object(bytes(store.get(key)))
+        known = record["address"].isascii() and isinstance(record["boot_id"], str)
+        if not known or ("error" in record and not isinstance(record["at"], float)):
+            raise ValueError
+    except (ValueError, KeyError, AttributeError):
+        raise RingError(
+            f"{member.who}: what the Store holds as {key!r} is no address of rank 0; does anything else write there, "
+            f"or another version of ring_reduce?"
+        ) from None
     return record
 
 

@@ -41,12 +41,12 @@ class Channel:
                 self._socket, _MESSAGE_BYTES, 8, socket.MSG_CMSG_CLOEXEC
             )
         try:
-            message = json.loads(data)
-            message.keys()
-        except (ValueError, AttributeError, RecursionError):
-            for descriptor in descriptors:
-                os.close(descriptor)
+            message = json_object(data)
+        except ValueError:
+            close_all(descriptors)
             raise ConnectionError("it sent no JSON object" if data else "it closed the connection") from None
+        if "descriptors" not in message or "error" in message:  # nobody will look for them
+            close_all(descriptors)
         return message, descriptors
 
     def peer_uid(self) -> int:
@@ -58,6 +58,23 @@ class Channel:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def json_object(data: bytes) -> dict[str, Any]:
+    """The JSON object that ``data`` is; ``ValueError`` if it is none. Whoever wrote it may be hostile."""
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError("it is no object")
+    return value
+
+
+def close_all(descriptors: list[int]) -> None:
+    """Closes them, and leaves the list empty."""
+    while descriptors:
+        os.close(descriptors.pop())
 
 
 def raise_refusal(message: dict[str, Any]) -> None:

@@ -90,8 +90,8 @@ class _Handshake(Generic[_Opened]):
         ring: _Opened | None = None
 
         def all_have() -> None:
-            for _ in hub.gather():  # all are ready
-                pass
+            for _, _, descriptors in hub.gather():  # all are ready
+                close_all(descriptors)
             hub.tell_all({"go": True})
 
         try:
@@ -119,11 +119,13 @@ class _Handshake(Generic[_Opened]):
 
         def all_have() -> None:
             self._tell(hub, {"ready": True})
-            self._hear(hub)
+            self._hear_plain(hub)
 
         try:
             self._tell(hub, hello)
-            agreed = self._hear(hub)[0]["agreed"]
+            agreed = self._hear_plain(hub).get("agreed")
+            if not isinstance(agreed, dict):
+                raise self._unknown(0, "agreed", agreed)
             self._make_part(agreed)
             self._tell(hub, *self._handed_on(rank))
             for other in range(self._member.world):
@@ -161,6 +163,17 @@ class _Handshake(Generic[_Opened]):
         assert self._store is not None
         return hear(self._member, self._store, hub, self._timeout)
 
+    def _hear_plain(self, hub: Channel) -> dict[str, Any]:
+        """A message with which no descriptors come."""
+        message, descriptors = self._hear(hub)
+        close_all(descriptors)
+        return message
+
+    def _unknown(self, rank: int, what: str, value: object) -> RingError:
+        return RingError(
+            f"{self._member.who}: rank {rank} sent {value!r:.80} for {what!r}, which no rank of this version sends"
+        )
+
     def _make_part(self, agreed: dict[str, Any]) -> None:
         self._parts[self._member.rank] = self._transport.make_part(agreed)
         # An old kernel, or a sandbox: deaths are then seen by the deadline.
@@ -178,16 +191,20 @@ class _Handshake(Generic[_Opened]):
         if rank in self._parts:  # its own, back from rank 0
             close_all(descriptors)
             return
-        processes = message.get("processes")
+        processes, record = message.get("processes"), message.get("record", {})
         if len(descriptors) != message.get("descriptors") or processes not in (0, 1):
             close_all(descriptors)
             raise RingError(
                 f"{self._member.who}: got {len(descriptors)} file descriptors of rank {rank} where it sent "
                 f"{message.get('descriptors')}; is the limit on open files (ulimit -n) reached?"
             )
+        own = len(self._parts[self._member.rank].descriptors)
+        if len(descriptors) != own + int(processes) or not isinstance(record, dict):
+            close_all(descriptors)
+            raise self._unknown(rank, "descriptors and record", (message["descriptors"], record))
         if processes:
             self._process[rank] = descriptors.pop()
-        self._parts[rank] = Part(message.get("record", {}), descriptors)
+        self._parts[rank] = Part(record, descriptors)
 
     def _open(self, agreed: dict[str, Any]) -> _Opened:
         ranks = range(self._member.world)

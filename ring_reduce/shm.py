@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from . import _core
@@ -86,11 +87,12 @@ def open_shm(
     member: Member, store: Store | None, timeout: float, lanes: int | None, algorithm: str, tuning: Tuning
 ) -> ShmEngine:
     """Makes the ring together with all other ranks; an error of one is an error on all."""
+    wanted = lanes if lanes is not None else default_lanes(member.world)
     hello = {
         "rank": member.rank,
         "world": member.world,
         "wire_version": _core.WIRE_VERSION,
-        "lanes": lanes if lanes is not None else default_lanes(member.world),
+        "lanes": wanted,
         "segment_bytes": tuning.segment_bytes,
         "depth": tuning.depth,
         "window": tuning.window,
@@ -98,7 +100,7 @@ def open_shm(
         "algorithm": algorithm,
         "one_shot_bytes": tuning.one_shot_bytes,
     }
-    return make_together(member, store, timeout, hello, _SharedMemory(member, timeout, tuning))
+    return make_together(member, store, timeout, hello, _SharedMemory(member, timeout, wanted, tuning))
 
 
 class _SharedMemory:
@@ -106,8 +108,9 @@ class _SharedMemory:
 
     steps: Sequence[Callable[[ShmEngine], None]] = ()
 
-    def __init__(self, member: Member, timeout: float, tuning: Tuning) -> None:
+    def __init__(self, member: Member, timeout: float, lanes: int, tuning: Tuning) -> None:
         self._member = member
+        self._lanes = lanes  # that this rank asks for
         self._timeout = timeout
         self._tuning = tuning
 
@@ -132,6 +135,7 @@ class _SharedMemory:
 
     def make_part(self, agreed: dict[str, Any]) -> Part:
         """This rank's memory, as a file descriptor."""
+        self._check_agreed(agreed)
         size, left = _region_bytes(agreed), memory_left()
         # The kernel would not refuse it, but end a process. All ranks may share the cgroup, with none served yet.
         if left is not None and left < size * self._member.world:
@@ -142,13 +146,40 @@ class _SharedMemory:
             )
         return Part({}, [_core.create_shared_memory(size)])
 
+    def _check_agreed(self, agreed: dict[str, Any]) -> None:
+        """Rank 0 chose it: no more than this rank asked for, and a multiple of lines where that is asked for."""
+        tuning = self._tuning
+        most = {
+            "world": self._member.world,
+            "lanes": self._lanes,
+            "depth": tuning.depth,
+            "window": tuning.window,
+            "segment_bytes": tuning.segment_bytes,
+            "part_bytes": tuning.part_bytes,
+            "one_shot_bytes": tuning.one_shot_bytes,
+        }
+        for key, limit in most.items():
+            value = agreed.get(key)
+            least = 0 if key == "one_shot_bytes" else 1
+            if type(value) is not int or not least <= value <= limit:
+                raise RingError(
+                    f"{self._member.who}: rank 0 says that {key} is {value!r:.80}, and this rank asked for {limit}; no "
+                    f"rank of this version does"
+                )
+        if agreed.get("algorithm") not in ALGORITHMS:
+            raise RingError(
+                f"{self._member.who}: rank 0 says that algorithm is {agreed.get('algorithm')!r:.80}; there are "
+                f"{', '.join(ALGORITHMS)}"
+            )
+
     def open(self, agreed: dict[str, Any], parts: list[Part], processes: list[int]) -> ShmEngine:
         """The ring over the memory of all ranks, given by rank as their pidfds are (-1: none)."""
         member, tuning = self._member, self._tuning
         crowded = granted_cores() < member.world * agreed["lanes"]
         spins = tuning.spins if tuning.spins is not None else (0 if crowded else SPINS)
         yields = tuning.yields if tuning.yields is not None else (CROWDED_YIELDS if crowded else YIELDS)
-        core = _core.CpuRing(
+        ring = partial(
+            _core.CpuRing,
             rank=member.rank,
             world=member.world,
             memory_fds=[part.descriptors[0] for part in parts],
@@ -165,7 +196,10 @@ class _SharedMemory:
             one_shot_bytes=0 if agreed["algorithm"] == "ring" else agreed["one_shot_bytes"],
             direct=agreed["algorithm"] == "direct" or (agreed["algorithm"] == "auto" and member.world > 2),
         )
-        return ShmEngine(core, agreed["lanes"])
+        try:
+            return ShmEngine(ring(), agreed["lanes"])
+        except ValueError as error:  # what another rank agreed to, or its memory, is not what a rank makes
+            raise RingError(f"{member.who}: {error}") from None
 
     def discard(self, opened: ShmEngine | None) -> None:
         """Takes back a ring that another rank could not make."""
