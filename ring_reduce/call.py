@@ -37,6 +37,7 @@ class Call:
     arrays: Library
     result: Any  # `output`, or where it is copied to
     given: Any  # what the caller gets: `result`, or the array of another library whose memory it is
+    borrows_count: bool = False  # `count` lies in memory of another library than torch
     total_count: float = 0.0  # after the call: the sum of counts over ranks, where the normalization has one
 
     def run(self, engine: Engine, interruptible: bool) -> Any:
@@ -84,6 +85,7 @@ def all_reduce_call(
         library,
         result,
         given,
+        _borrows(count, device),
     )
 
 
@@ -128,6 +130,7 @@ def reduce_scatter_call(
         library,
         out,
         given,
+        _borrows(count, device),
     )
 
 
@@ -173,6 +176,10 @@ def ring_count(count: Any, normalization: Normalization, device: Any) -> Any:
             f"on the host"
         )
     return value.detach().reshape(()).double()
+
+
+def _borrows(count: Any, device: Any) -> bool:
+    return device is not None and is_foreign(count)
 
 
 def check_count(count: Any, normalization: Normalization) -> float:

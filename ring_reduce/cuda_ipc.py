@@ -224,9 +224,9 @@ class _DeviceMemory:
 
     def make_part(self, agreed: dict[str, Any]) -> Part:
         """This rank's memory on its GPU, as a handle. With that of rank 0 goes host memory that all share."""
-        from . import _cuda
-
         with self._told_who():
+            from . import _cuda
+
             self._core = _cuda.IpcRing(
                 rank=self._member.rank,
                 world=self._member.world,
@@ -239,11 +239,10 @@ class _DeviceMemory:
                 first_segment=self._tuning.first_segment,
             )
             handle, offset, uuid = self._core.part()
-        record = {"handle": handle.hex(), "offset": offset, "device": uuid}
-        shared = self._member.rank == 0
-        return Part(
-            record, [_core.create_shared_memory(_cuda.control_bytes(self._member.world))] if shared else []
-        )
+            record = {"handle": handle.hex(), "offset": offset, "device": uuid}
+            if self._member.rank != 0:
+                return Part(record, [])
+            return Part(record, [_core.create_shared_memory(_cuda.control_bytes(self._member.world))])
 
     def open(self, agreed: dict[str, Any], parts: list[Part], processes: list[int]) -> CudaIpcEngine:
         """Maps the neighbours' memory, and writes a pattern into it."""
@@ -253,7 +252,7 @@ class _DeviceMemory:
         with self._told_who():
             self._core.open(
                 control_fd=control,
-                processes=[process if process < 0 else os.dup(process) for process in processes],
+                processes=_copies(processes),
                 left=_staging(parts[(rank - 1) % world]),
                 right=_staging(parts[(rank + 1) % world]),
                 token=agreed["token"],
@@ -274,11 +273,25 @@ class _DeviceMemory:
 
     @contextlib.contextmanager
     def _told_who(self) -> Iterator[None]:
-        """Errors of the core, with the ring and the rank that the others need to know."""
+        """Errors with the ring and the rank that the others need to know, and of one type on all."""
         try:
             yield
         except (RingError, ValueError) as error:
             raise RingError(f"{self._member.who}: {error}") from None
+        except (OSError, MemoryError, ImportError) as error:
+            raise RingError(f"{self._member.who}: {type(error).__name__}: {error}") from None
+
+
+def _copies(descriptors: Sequence[int]) -> list[int]:
+    """Of all, or of none; -1 stays as it is."""
+    copies: list[int] = []
+    with contextlib.ExitStack() as undo:
+        for descriptor in descriptors:
+            copies.append(-1 if descriptor < 0 else os.dup(descriptor))
+            if descriptor >= 0:
+                undo.callback(os.close, copies[-1])
+        undo.pop_all()
+    return copies
 
 
 def _staging(part: Part) -> _cuda.Part:

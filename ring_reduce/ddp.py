@@ -43,7 +43,8 @@ class RingHookState:
     def add_count(self, count: Any) -> None:
         """Adds this rank's examples or tokens, a finite number >= 0, to the count of the next reduced backward.
 
-        On a ring of a device it may be a tensor there, of one element, whose value the host never waits for.
+        On a ring of a device it may be a tensor there, of one element, whose value the host does not wait for (but over
+        process_group, when the backward is reduced).
 
         Raises ``CountError`` for anything else, which aborts the ring on all ranks: they would wait for this one.
         """

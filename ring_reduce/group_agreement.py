@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from . import _core
 from .bootstrap import Member
+from .call import SMALLEST_DIVISOR
 from .errors import RingAborted, RingMismatch
 from .group_links import Exchange, GlooLinks
 from .work import CommunicationThread
 
 _CALL_BYTES = 8  # the number of the call, with which a fingerprint begins
+_MOST_KNOWN = 4096  # calls; a divisor that is new in every step makes one each time
 
 
 class Agreement:
@@ -51,6 +52,8 @@ class Agreement:
                 reading.add_done_callback(self._end_if_failed)
                 return None
             counts = reading.result()
+            if len(self._known) == _MOST_KNOWN:
+                self._known.clear()  # other ranks need not forget the same: this one waits once more, that is all
             self._known.add(record[_CALL_BYTES:])
         return None if count is None else _checked(counts)
 
@@ -58,6 +61,7 @@ class Agreement:
         """Lets the thread end. It may still wait for a rank that is gone."""
         if self._reader is not None:
             self._reader.stop(0.0)
+        self._fail = lambda _: None  # what it was may hold this, a cycle
 
     def _end_if_failed(self, reading: Future[list[float]]) -> None:
         error = reading.exception()
@@ -77,8 +81,10 @@ def _read(exchange: Exchange) -> list[float]:
 
 
 def _checked(counts: list[float]) -> list[float]:
-    """Those that lay on a device were not looked at before."""
+    """Those that lay on a device were not looked at before: by the bounds of ``check_count``."""
     for rank, count in enumerate(counts):
-        if not (math.isfinite(count) and count >= 0):
-            raise RingAborted(f"count of rank {rank} is {count}; it has to be a finite number, 0 or more")
+        if not (count == 0 or SMALLEST_DIVISOR <= count <= 2**53):
+            raise RingAborted(
+                f"count of rank {rank} is {count}; a count is 0 or a finite number from 2**-126 to 2**53"
+            )
     return counts

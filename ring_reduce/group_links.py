@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 # Tags of Gloo, which pairs up the messages of two ranks by them. NCCL has none.
 _HOP, _RECORD, _NOTHING = 0, 1, 2
 
+# Some 30 years. Gloo adds a timeout to its clock, in nanoseconds of 64 bits.
+_LONGEST_S = 1e9
+
+# That torch's watchdog waits longer than Gloo does for the record of the same call: it would end the process.
+_WATCHDOG_GRACE_S = 30.0
+
 
 class LinkError(Exception):
     """Another rank could not be heard, or reached."""
@@ -81,7 +87,10 @@ class GlooLinks:
         # Point to point alone: a collective of Gloo runs in a thread of its own, for which the group's destructor
         # waits with the lock that the thread needs to let go of its tensors.
         self._group: Any = ProcessGroupGloo(
-            PrefixStore("gloo", store), member.rank, member.world, timedelta(seconds=timeout_s)
+            PrefixStore("gloo", store),
+            member.rank,
+            member.world,
+            timedelta(seconds=min(timeout_s, _LONGEST_S)),
         )
 
     def hop(self, sent: torch.Tensor, received: torch.Tensor) -> Hop:
@@ -118,7 +127,7 @@ class NcclLinks:
         self._device = device
         store = PrefixStore("nccl", store)
         options = ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=timeout_s)
+        options._timeout = timedelta(seconds=min(timeout_s, _LONGEST_S) + _WATCHDOG_GRACE_S)
         self._backend = ProcessGroupNCCL(store, member.rank, member.world, options)
         self._group = ProcessGroup(store, member.rank, member.world)
         self._group._set_default_backend(ProcessGroup.BackendType.NCCL)
@@ -168,16 +177,12 @@ class Exchange:
         return [bytes(record.numpy()) for record in self._records]
 
 
-def make_links(
-    member: Member, store: dist.Store, timeout: float, device: torch.device | None
-) -> tuple[GlooLinks, Links]:
-    """What carries the records, and what the segments; the same on the CPU. ``RingError`` if it can't be made."""
-    try:
-        talk = GlooLinks(member, store, timeout)
-        return talk, talk if device is None else NcclLinks(member, store, timeout, device)
-    except RuntimeError as error:
-        text = str(error).splitlines()[0]
-        raise RingError(f"{member.who}: no process group of the ring's own could be made: {text}") from None
+def not_made(member: Member, error: BaseException) -> RingError:
+    """What all ranks hear where one can't make its groups, or its staging."""
+    return RingError(
+        f"{member.who}: no process group of the ring's own could be made: {_first_line(error)}; is every rank "
+        f"alive, and can their hosts reach each other (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)?"
+    )
 
 
 def neighbours(member: Member) -> tuple[int, int]:

@@ -17,8 +17,8 @@ from typing import Any
 
 from . import bootstrap
 from .bootstrap import GRACE_S, Member, Store
-from .channel import dial, raise_refusal
-from .errors import RingTimeout
+from .channel import dial, json_object, raise_refusal
+from .errors import RingError, RingTimeout
 
 Hello = dict[str, Any]
 
@@ -74,12 +74,12 @@ def _as_guest(member: Member, store: Store, timeout: float, hello: Hello) -> Mee
     number, greeted = uuid.uuid4().hex, ""
     deadline = time.monotonic() + timeout + GRACE_S  # rank 0 knows who is missing, and says so first
     while time.monotonic() < deadline:
-        record = _read(store, _key(member, "token"))
+        record = _read(member, store, _key(member, "token"))
         if record is not None and record["token"] != greeted:
             greeted = record["token"]
             mine = {**hello, "near": _is_near(record), "number": number}
             store.set(_key(member, f"hello/{greeted}/{member.rank}"), json.dumps(mine).encode())
-        answer = _read(store, _key(member, f"answer/{greeted}")) if greeted else None
+        answer = _read(member, store, _key(member, f"answer/{greeted}")) if greeted else None
         said = (
             answer["hellos"][member.rank]
             if answer is not None and len(answer["hellos"]) > member.rank
@@ -115,8 +115,13 @@ def _key(member: Member, what: str) -> str:
     return f"ring_reduce/{member.name}/meeting/{what}"
 
 
-def _read(store: Store, key: str) -> dict[str, Any] | None:
+def _read(member: Member, store: Store, key: str) -> dict[str, Any] | None:
     if not store.check([key]):
         return None
-    record: dict[str, Any] = json.loads(bytes(store.get(key)))
-    return record
+    try:
+        return json_object(bytes(store.get(key)))
+    except ValueError:
+        raise RingError(
+            f"{member.who}: what the Store holds as {key!r} is no word of rank 0; does anything else write there, or "
+            f"another version of ring_reduce?"
+        ) from None

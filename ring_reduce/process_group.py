@@ -4,35 +4,34 @@ Gloo carries CPU tensors and NCCL those of GPUs. The step loop, the order of sum
 the bits are those of shared memory with ``algorithm="ring"``.
 
 Waits end by the backend's means: a process that ends closes its connections, a rank that is merely late is given the
-ring's timeout, and within a second all ranks hear of what one has seen, as long as their store can be reached. Over
-NCCL it is the backend's watchdog that ends a wait. Ctrl-C acts when a wait has ended.
+ring's timeout, and within a second all ranks hear of what one has seen, as long as their store can be reached. Ctrl-C
+acts when a wait has ended. Over NCCL the host does not wait: the records that go with every call, over Gloo, tell who
+is missing, and end the kernels. What they can't see (a rank that stops behind its record) torch's watchdog ends, and
+with it the process.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from .arrays import ELEMENT_TYPES
 from .bootstrap import Member
 from .call import ALL_GATHER, REDUCE_SCATTER, Call
 from .chunk_passes import ChunkPasses, CpuPasses, DevicePasses
 from .errors import RingAborted, RingClosed, RingError, text_of
 from .group_agreement import Agreement
 from .group_failure import FirstFailure, Watch, again, lost
-from .group_links import GlooLinks, LinkError, Links, make_links
+from .group_links import GlooLinks, LinkError, Links, NcclLinks, not_made
 from .group_port import GroupPort, Plan
+from .group_tensors import dtype_of, tensor_at
 
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
-
-TYPE_NAMES = {number: name for name, number in ELEMENT_TYPES.items()}
 
 # Large enough that a pass and a transfer outweigh their launches on a GPU, and the hand-overs between Gloo's threads.
 SEGMENT_BYTES = 4 << 20
@@ -67,12 +66,11 @@ class ProcessGroupEngine:
         self._failures = FirstFailure(store) if store is not None else None
         self._talk: GlooLinks | None = None
         self._links: Links | None = None
-        if store is not None and member.world > 1:
-            self._talk, self._links = make_links(member, store, timeout, device)
         self._segment_bytes = segment_bytes or SEGMENT_BYTES
-        places = 2 * window * self._segment_bytes
-        staging = torch.empty(places if member.world > 1 else 0, dtype=torch.uint8, device=device or "cpu")
-        self._staging = [staging[i * self._segment_bytes :][: self._segment_bytes] for i in range(2 * window)]
+        places = 2 * window
+        self._staging = [torch.empty(0, dtype=torch.uint8)] * places
+        if store is not None and member.world > 1:
+            self._connect(store, places)
         self._calling = threading.Lock()
         self._running = 0
         self._failure: RingError | None = None
@@ -88,9 +86,39 @@ class ProcessGroupEngine:
         waits = self.busy if device is None else lambda: True
         self._watch = Watch(self._failures, waits, self._fail) if self._failures is not None else None
 
+    def _connect(self, store: dist.Store, places: int) -> None:
+        """Links and staging, once all ranks have theirs: an error of one is an error on all."""
+        import torch
+
+        try:
+            self._talk = GlooLinks(self._member, store, self._timeout)
+            self._links = (
+                self._talk
+                if self.device is None
+                else NcclLinks(self._member, store, self._timeout, self.device)
+            )
+            staging = torch.empty(
+                places * self._segment_bytes, dtype=torch.uint8, device=self.device or "cpu"
+            )
+            self._staging = list(staging.split(self._segment_bytes))
+            # Whoever leaves a ring that it has just made would close connections that others are still making.
+            self._talk.exchange(b"ready").wait()
+        except (RuntimeError, MemoryError, LinkError) as error:
+            assert self._failures is not None
+            first = self._failures.report(not_made(self._member, error))
+            for links in (self._talk, self._links):
+                if links is not None:
+                    links.abort()
+            self._failures.close()
+            raise first from None
+
     def run(self, call: Call, interruptible: bool) -> float:
-        """Runs a call and returns the total count. ``interruptible`` changes nothing: torch's waits can't be."""
+        """Runs a call and returns the total count. ``interruptible`` changes nothing: torch's waits can't be.
+
+        ``RuntimeError`` while a graph is captured; the ring goes on.
+        """
         self._check_fork()  # before the lock, which another thread of the parent may have held
+        self._refuse_capture()
         with self._calling, self._failing_together(), self._in_order():
             self._calls += 1
             plan = self._plan(call)
@@ -144,10 +172,13 @@ class ProcessGroupEngine:
         if self._failures is not None and self._watch is not None:
             self._failures.closing(self._member.rank, self._calls)
             self._watch.close()
+            self._failures.close()
+            self._watch = None  # and with it a cycle, which would keep connections until the next collection
         self._agreement.close()
         for links in (self._links, self._talk):
             if links is not None and self._failure is None:
                 links.close()
+        self._staging.clear()
 
     def stats(self) -> _core.Stats:
         """Bytes of payload, and of the records by which ranks agree as ``header_bytes_sent``."""
@@ -254,6 +285,17 @@ class ProcessGroupEngine:
                 f"own here"
             )
 
+    def _refuse_capture(self) -> None:
+        if self.device is None:
+            return
+        import torch
+
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"rank {self._member.rank}: calls over process_group can't be captured in a CUDA graph: their ranks "
+                f"agree on the host, which a replay would leave out; use cuda_ipc, or call outside of the capture"
+            )
+
     def _check_open(self) -> None:
         if self._failure is not None:
             raise again(self._failure)
@@ -269,25 +311,7 @@ class ProcessGroupEngine:
         """The memory of a contiguous array or tensor."""
         if self.device is not None:
             return x.detach().view(-1)  # type: ignore[no-any-return]
-        return _tensor_at(call.arrays.address(x), call.arrays.elements(x), call.element_type)
+        return tensor_at(call.arrays.address(x), call.arrays.elements(x), call.element_type)
 
     def _typed_staging(self, call: Call) -> list[torch.Tensor]:
-        return [place.view(_dtype(call.element_type)) for place in self._staging]
-
-
-def _dtype(element_type: int) -> torch.dtype:
-    import torch
-
-    dtype: torch.dtype = getattr(torch, TYPE_NAMES[element_type])
-    return dtype
-
-
-def _tensor_at(address: int, elements: int, element_type: int) -> torch.Tensor:
-    """A view of memory on the host, which the caller keeps alive: of any library, and of what may only be read."""
-    import torch
-
-    dtype = _dtype(element_type)
-    if elements == 0:
-        return torch.empty(0, dtype=dtype)
-    memory = (ctypes.c_char * (elements * dtype.itemsize)).from_address(address)
-    return torch.frombuffer(memory, dtype=dtype)
+        return [place.view(dtype_of(call.element_type)) for place in self._staging]

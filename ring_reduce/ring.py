@@ -242,17 +242,19 @@ class Ring:
         """The sum of all ranks' ``x``, divided as ``normalization`` says, on every rank.
 
         Args:
-            x: torch CPU tensor or NumPy array of float64, float32, float16, bfloat16, int32 or int64; any shape and
-                strides, the same shape and dtype on every rank. Reduced in place unless ``out`` is given.
+            x: torch tensor on the ring's device, NumPy array on the CPU, or an array of another library (CuPy) that
+                speaks DLPack, of float64, float32, float16, bfloat16, int32 or int64; any shape and strides, the same
+                shape and dtype on every rank. Reduced in place unless ``out`` is given.
             normalization: ``SUM``, ``MEAN``, ``divide_by(total)``, ``DIVIDE_BY_COUNT`` or ``WEIGHTED_MEAN``; integers
                 only ``SUM``. 16-bit floats are added and divided in float32.
             out: takes the result; shape and dtype of ``x``.
             count: this rank's examples or tokens, a finite number >= 0, for the last two; 0 leaves this rank's ``x``
-                out, NaN included. If all counts are 0, the result is 0.
-            async_op: return at once, with a :class:`Work`.
+                out, NaN included. If all counts are 0, the result is 0. On a GPU it may be a tensor there.
+            async_op: return at once, with a :class:`Work` (on a GPU, where every call is only enqueued, a
+                :class:`DeviceWork`, and the call runs on a stream of the ring).
 
         Returns:
-            ``x``, or ``out``; with ``async_op`` a :class:`Work` whose ``wait()`` returns it.
+            ``x``, or ``out``; with ``async_op`` a work whose ``wait()`` returns it.
 
         Raises:
             TypeError, ValueError, CountError: these arguments are wrong; the ring goes on.

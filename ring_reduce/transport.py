@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ def open_engine(
     if not has_group or store is None or member.world == 1:
         if transport == "process_group":
             return opener.process_group(None, "it was asked for")
-        return opener.shm() if device is None else opener.cuda_ipc()
+        return _alone(opener, transport)
     hello = {
         "wire_version": _core.WIRE_VERSION,
         "transport": transport,
@@ -109,6 +110,8 @@ def process_group_problem(*, on_gpu: bool) -> str | None:
         return "this torch was built without Gloo"
     if on_gpu and not dist.is_nccl_available():
         return "this torch was built without NCCL"
+    if on_gpu and importlib.util.find_spec("triton") is None:
+        return "there is no Triton, in which the passes on a GPU are written"
     return None
 
 
@@ -160,6 +163,18 @@ class _Opener:
         from torch.distributed import PrefixStore
 
         return PrefixStore(f"ring_reduce/{self.member.name}/{token}", self._store)
+
+
+def _alone(opener: _Opener, transport: str) -> Engine:
+    """Of a ring without a process group, or of one rank, which needs none."""
+    if opener.device is None:
+        return opener.shm()
+    try:
+        return opener.cuda_ipc()
+    except RingError as error:
+        if opener.member.world > 1 or transport != "auto" or process_group_problem(on_gpu=True) is not None:
+            raise
+        return opener.process_group(None, f"there is no cuda_ipc: {error}")
 
 
 def _first_that_all_can(opener: _Opener, met: Meeting, transport: str) -> Engine:

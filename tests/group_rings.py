@@ -25,7 +25,8 @@ def group_ring(
     import torch.distributed as dist
 
     return rr.Ring(
-        dist.FileStore(str(seat.directory / f"store {seat.job}"), seat.world),
+        # Without the world: it would remove the file when the stores of one ring are gone, and the next may be there.
+        dist.FileStore(str(seat.directory / f"store {seat.job}")),
         rank=seat.rank,
         world=seat.world,
         name=name,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -20,6 +23,8 @@ import ring_reduce as rr
 from conftest import Run
 from group_rings import SMALL_GROUP, group_ring
 from launch import Seat, Team, caught, spawn
+from ring_reduce import group_failure, process_group
+from ring_reduce.group_failure import FirstFailure
 from ring_reduce.group_port import GroupPort
 
 WORLD = 3
@@ -119,6 +124,7 @@ def test_a_rank_that_is_killed_in_a_call(victim: int, in_tcp_store: bool) -> Non
 
 def stop_in_a_call(seat: Seat) -> Exception | None:
     """Rank 1 waits in the middle of a call until the others have given up."""
+    seat.meet("here")
     with group_ring(seat, timeout=SHORT_S, **SMALL_GROUP) as ring:
         with in_the_middle(lambda: seat.meet("given up") if seat.rank == 1 else None):
             error = call(ring)
@@ -129,6 +135,7 @@ def stop_in_a_call(seat: Seat) -> Exception | None:
 
 def come_late(seat: Seat) -> tuple[Exception | None, Exception | None]:
     """Rank 2 calls when the others have given up. What each hears in a call, and its ring's failure without one."""
+    seat.meet("here")
     with group_ring(seat, timeout=SHORT_S, **SMALL_GROUP) as ring:
         if seat.rank != 2:
             error = call(ring)
@@ -254,3 +261,113 @@ def call_in_a_fork(seat: Seat) -> tuple[int, float]:
 def test_a_fork_is_not_the_rank() -> None:
     with Team(2) as team:
         assert team.run(call_in_a_fork) == [(7, 2.0)] * 2
+
+
+# ---- the store, and the ends of a ring's life
+
+
+class StoppedStore:
+    """Of a process that is stopped: it takes questions, and answers when it goes on."""
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+
+    def _answer(self) -> bytes:
+        self.goes_on.wait(LONG_S)
+        return json.dumps({"kind": "RingTimeout", "text": "another's"}).encode()
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._answer())
+
+    def get(self, key: str) -> bytes:
+        return self._answer()
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        return self._answer()
+
+
+def test_a_store_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_failure, "_ANSWER_S", 0.05)
+    store: Any = StoppedStore()
+    failures = FirstFailure(store)
+    mine = rr.PeerLost("mine")
+    assert failures.report(mine) is mine
+    assert failures.look() is None
+    assert failures.calls_before_closing(1) is None
+    store.goes_on.set()
+    assert failures._unanswered is not None
+    failures._unanswered.result(LONG_S)
+    monkeypatch.setattr(group_failure, "_ANSWER_S", LONG_S)
+    assert [str(failures.report(mine)), str(failures.look())] == ["another's"] * 2
+    failures.close()
+    assert failures.report(mine) is mine
+
+
+def connect_slowly(seat: Seat) -> list[bool]:
+    """Whether rank 1 has its ring while rank 0 still connects."""
+    early: list[bool] = []
+
+    def slow(*arguments: Any) -> Any:
+        links = original(*arguments)
+        time.sleep(0.3)
+        early.append(seat.store.check(["made"]))
+        return links
+
+    original = process_group.GlooLinks
+    with mock.patch.object(process_group, "GlooLinks", slow) if seat.rank == 0 else nullcontext():
+        ring = group_ring(seat, **SMALL_GROUP)
+    seat.store.set("made", b"")
+    ring.close()
+    return early
+
+
+def test_no_rank_has_the_ring_before_all_are_connected(run: Run) -> None:
+    assert run(2, connect_slowly) == [[False], []]
+
+
+def make_with_too_little_memory(seat: Seat) -> list[str]:
+    """What each rank hears where the last finds no memory for its staging; then a ring is made all the same."""
+    original = torch.empty
+
+    def empty(*size: Any, **options: Any) -> torch.Tensor:
+        if options.get("dtype") is torch.uint8:
+            raise RuntimeError("can't allocate memory: you tried to allocate 16 bytes\nand a trace")
+        return original(*size, **options)
+
+    with mock.patch.object(torch, "empty", empty) if seat.rank == WORLD - 1 else nullcontext():
+        error = caught(lambda: group_ring(seat, timeout=LONG_S, **SMALL_GROUP))
+    assert type(error) is rr.RingError
+    with group_ring(seat, **SMALL_GROUP) as ring:
+        assert call(ring) is None
+    return [str(error)]
+
+
+def test_too_little_memory_of_one_rank_is_an_error_on_all(run: Run) -> None:
+    heard = run(WORLD, make_with_too_little_memory, timeout=LONG_S)
+    assert heard == [heard[0]] * WORLD
+    assert "rank 2: no process group of the ring's own could be made: can't allocate memory" in heard[0][0]
+    assert "a trace" not in heard[0][0]
+
+
+def make_and_drop(seat: Seat) -> list[tuple[Exception | None, bool]]:
+    """Of a ring that is closed, and of one that fails: what a call with the longest timeout raised, and whether
+    closing freed all without a garbage collection."""
+    found = []
+    gc.disable()
+    try:
+        for fails in (False, True):
+            ring = group_ring(seat, name=f"drop {fails}", timeout=threading.TIMEOUT_MAX, **SMALL_GROUP)
+            error = call(ring)
+            if fails:
+                caught(lambda ring=ring: ring.all_reduce(torch.ones(SIZE + seat.rank)))  # type: ignore[misc]
+            engine = weakref.ref(ring._engine)
+            ring.close()
+            del ring
+            found.append((error, engine() is None))
+    finally:
+        gc.enable()
+    return found
+
+
+def test_a_closed_ring_holds_nothing(run: Run) -> None:
+    assert run(2, make_and_drop) == [[(None, True)] * 2] * 2

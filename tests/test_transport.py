@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -113,6 +114,7 @@ def test_what_one_rank_alone_can_tell(options: dict[str, Any], refusal: str) -> 
 
 def miss(seat: Seat) -> str:
     """Rank 1 does not come."""
+    seat.meet("here")  # the others have the time for themselves
     if seat.rank == 1:
         return ""
     error = caught(lambda: group_ring(seat, timeout=0.5))
@@ -157,6 +159,15 @@ def test_an_answer_of_an_earlier_ring_is_not_believed() -> None:
     assert json.loads(store.get("ring_reduce/old/meeting/hello/past/1"))["near"] is False
 
 
+def test_a_store_in_which_something_else_writes() -> None:
+    store = Store()
+    store.set("ring_reduce/odd/meeting/token", b"[1]")
+    with pytest.raises(
+        RingError, match=r"the Store holds as 'ring_reduce/odd/meeting/token' is no word of rank 0"
+    ):
+        meeting.meet(Member(1, 2, "odd"), store, 30.0, {})
+
+
 class Opener:
     """Stands for what opens a transport."""
 
@@ -173,7 +184,7 @@ class Opener:
             raise self._ipc
         return "cuda_ipc", ""
 
-    def process_group(self, token: str, reason: str) -> Any:
+    def process_group(self, token: str | None, reason: str) -> Any:
         return f"process_group {token}", reason
 
 
@@ -259,3 +270,28 @@ def test_doctor_of_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Gloo" in ability.reason
     monkeypatch.setattr(dist, "is_gloo_available", lambda: False)
     assert doctor.process_group_ability() == doctor.Ability(False, "this torch was built without Gloo")
+
+
+def test_on_gpus_process_group_needs_nccl_and_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
+    assert transport.process_group_problem(on_gpu=True) == "this torch was built without NCCL"
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "there is no Triton" in str(transport.process_group_problem(on_gpu=True))
+    assert transport.process_group_problem(on_gpu=False) is None
+
+
+def test_one_rank_on_a_gpu_needs_no_peer_access(monkeypatch: pytest.MonkeyPatch) -> None:
+    opener = Opener(ipc=RingError("no driver"))
+    opener.member = Member(0, 1, "x")
+    with pytest.raises(RingError, match="no driver"):
+        transport._alone(opener, "cuda_ipc")  # type: ignore[arg-type]
+    monkeypatch.setattr(transport, "process_group_problem", lambda on_gpu: "no NCCL")
+    with pytest.raises(RingError, match="no driver"):
+        transport._alone(opener, "auto")  # type: ignore[arg-type]
+    monkeypatch.setattr(transport, "process_group_problem", lambda on_gpu: None)
+    chosen: Any = transport._alone(opener, "auto")  # type: ignore[arg-type]
+    assert chosen == ("process_group None", "there is no cuda_ipc: no driver")
+    opener.member = Member(0, 2, "x")
+    with pytest.raises(RingError, match="no driver"):
+        transport._alone(opener, "auto")  # type: ignore[arg-type]
