@@ -73,5 +73,13 @@ def test_a_wrong_verdict_fails() -> None:
 
 
 def test_too_many_bytes_fail() -> None:
-    result = replace(make_result(), traffic=Traffic(1000, [1000, 1033]))
-    assert "[1000, 1033] bytes" in report.find_failures(result, accuracy_counts=True)[0]
+    result = replace(make_result(), traffic=Traffic(1000, [1000, 1065]))
+    assert "[1000, 1065] bytes" in report.find_failures(result, accuracy_counts=True)[0]
+
+
+@pytest.mark.parametrize("sent", [[229704, 229704, 229704, 229656], [229680, 229680, 229704, 229704]])
+def test_bytes_of_both_algorithms_at_four_ranks(sent: list[int]) -> None:
+    """Of the demo's network: directly, and round the ring."""
+    traffic = Traffic(153128, sent)
+    assert sum(sent) == 4 * traffic.formula
+    assert traffic.worst_difference <= traffic.tolerance < 153128 / 4

@@ -25,6 +25,7 @@ from group_rings import SMALL_GROUP, group_ring
 from launch import Seat, Team, caught, spawn
 from ring_reduce import group_failure, process_group
 from ring_reduce.group_failure import FirstFailure
+from ring_reduce.group_links import GlooLinks
 from ring_reduce.group_port import GroupPort
 
 WORLD = 3
@@ -313,7 +314,7 @@ def connect_slowly(seat: Seat) -> list[bool]:
         early.append(seat.store.check(["made"]))
         return links
 
-    original = process_group.GlooLinks
+    original = GlooLinks
     with mock.patch.object(process_group, "GlooLinks", slow) if seat.rank == 0 else nullcontext():
         ring = group_ring(seat, **SMALL_GROUP)
     seat.store.set("made", b"")

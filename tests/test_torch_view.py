@@ -178,7 +178,7 @@ def test_the_first_call_may_be_in_inference_mode() -> None:
 def test_one_shot_fits_whatever_the_lanes(world: int) -> None:
     """Or results would depend on the lanes: which algorithm is taken decides how 16-bit floats are rounded."""
     tuning = shm.Tuning()
-    memory = shm._SharedMemory(mock.Mock(), 1.0, tuning)
+    memory = shm._SharedMemory(mock.Mock(), 1.0, 64, tuning)
     for lanes in (1, 2, 4, 8, 64):
         hello = {
             "lanes": lanes,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .factors import Case
-from .results import BYTES_TOLERANCE, Duel, Result
+from .results import Duel, Result
 
 LEAST_ACCURACY = 0.95
 # Rounding leaves about 1e-6 (the order of a float32 sum differs); the smallest wrong divisor here leaves 1e-2.
@@ -45,10 +45,10 @@ def find_failures(result: Result, *, accuracy_counts: bool) -> list[str]:
                 f"loss {case.loss.value} with {case.normalization} on local batches {_counts(case.counts)}: "
                 f"measured factor {case.factor:.6g} with a residual of {case.residual:.1e}, predicted {predicted}"
             )
-    if result.traffic.worst_difference > BYTES_TOLERANCE:
+    if result.traffic.worst_difference > result.traffic.tolerance:
         failures.append(
             f"ranks sent {result.traffic.sent_by_rank} bytes, by the formula {result.traffic.formula:,.0f} "
-            f"(within {BYTES_TOLERANCE})"
+            f"(within {result.traffic.tolerance})"
         )
     return failures
 

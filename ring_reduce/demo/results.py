@@ -8,9 +8,6 @@ from ring_reduce.benchmarks.summary import Ratio
 
 from .factors import Case
 
-# Two chunks are left out of 2s; each differs from s/n by less than a pack.
-BYTES_TOLERANCE = 2 * 16
-
 
 @dataclass(frozen=True)
 class Training:
@@ -34,6 +31,12 @@ class Traffic:
         """2(n-1)s/n."""
         world = len(self.sent_by_rank)
         return 2 * (world - 1) * self.tensor_bytes / world
+
+    @property
+    def tolerance(self) -> int:
+        """Bytes that a rank may be off it. A chunk differs from s/n by less than two packs of 16 bytes; round the ring
+        two chunks are left out of 2s, directly a rank sends s and n-2 chunks."""
+        return 2 * 16 * max(2, len(self.sent_by_rank) - 2)
 
     @property
     def worst_difference(self) -> float:
