@@ -76,6 +76,7 @@ def test_a_fault_that_is_not_survived_is_1_and_how_to_run_it_again() -> None:
         (["--world", "1"], "not between 2 and 16"),
         (["--minutes", "0"], "not between 0"),
         (["--minutes", "soon"], "'soon' is not a number"),
+        (["--detection", "nan"], "nan is not between 0"),
         (["--faults", "kill,rain"], "no fault is called 'rain'; there are kill, stop"),
         (["--faults", "none", "--injections", "3"], "--injections needs faults"),
         (["--json", "/no/such/folder/soak.json"], "does not exist"),

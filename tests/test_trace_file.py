@@ -149,6 +149,15 @@ def test_the_summary_adds_up() -> None:
     )
 
 
+@pytest.mark.parametrize(("microseconds", "blamed"), [(1, False), (2, True)])
+def test_a_look_at_what_had_arrived_blames_no_core(microseconds: int, blamed: bool) -> None:
+    first = trace(0, 2, [event("wait posted", 9, 9 + microseconds, peer=1, number=0)])
+    second = trace(1, 2, [event("post", 1, 2, peer=0, number=0)])
+    line = format_summary([first, second]).splitlines()[1]
+    assert ("no core was free here" in line) is blamed
+    assert f"{microseconds}.0 us for rank 1" in line
+
+
 def test_the_summary_of_nothing() -> None:
     (summary,) = summarize([trace(0, 1, [])])
     assert (summary.percent("wait"), summary.longest_wait, summary.held_up_by) == (0.0, None, None)

@@ -17,7 +17,7 @@ from .plan import FAULT_WEIGHTS, Orders
 GOOD, BAD, COULD_NOT_RUN = 0, 1, 2
 MOST_RANKS = 16
 MOST_FAULTS = 1_000_000
-MOST_MINUTES = 100_000.0
+MOST = 100_000.0
 DETECTION_S = 1.0
 NO_FAULTS = "none"
 EPILOG = f"""\
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument(
-        "--minutes", type=minutes, default=1.0, metavar="M", help="how long (default: %(default)s)"
+        "--minutes", type=positive, default=1.0, metavar="M", help="how long (default: %(default)s)"
     )
     parser.add_argument(
         "--world",
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--detection",
-        type=float,
+        type=positive,
         default=DETECTION_S,
         metavar="SECONDS",
         help="in which every rank has to know of a fault, or after the deadline (default: %(default)s)",
@@ -77,14 +77,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=writable_file, metavar="FILE", help="write all figures")
 
 
-def minutes(text: str) -> float:
+def positive(text: str) -> float:
     """A positive number, not too large."""
     try:
         value = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    if not 0 < value <= MOST_MINUTES:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and {MOST_MINUTES:g}")
+    if not 0 < value <= MOST:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and {MOST:g}")
     return value
 
 

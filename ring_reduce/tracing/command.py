@@ -21,6 +21,7 @@ from .summary import RankSummary, summarize
 
 COULD_NOT_TRACE = 2
 MOST_RANKS = 16
+LOOK_NS = 1000  # so long a look takes at a counter that had arrived, which is no wait
 DEFAULT_CALLS, DEFAULT_STEPS = 3, 1
 FLOATS = [name for name in ELEMENT_TYPES if name not in INTEGERS]
 NORMALIZATIONS = {repr(each): each for each in (SUM, MEAN, DIVIDE_BY_COUNT, WEIGHTED_MEAN)}
@@ -182,7 +183,7 @@ def _longest(summary: RankSummary) -> str:
         return "-"
     where = f" (call {wait.call}, step {wait.step}, segment {wait.segment})" if wait.step >= 0 else ""
     cause = f", held up by rank {summary.held_up_by}"
-    if summary.held_up_by == wait.peer:
+    if wait.duration_ns <= LOOK_NS or summary.held_up_by == wait.peer:
         cause = ""
     elif summary.held_up_by == summary.rank:
         cause = ", which had long pushed: no core was free here"
