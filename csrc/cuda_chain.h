@@ -9,10 +9,7 @@ namespace ring_reduce {
 // for those before it in that capture; what replays the graph orders it against others. Of one device.
 class CallChain {
  public:
-  CallChain();  // throws CudaError
-  ~CallChain();
-  CallChain(const CallChain&) = delete;
-  CallChain& operator=(const CallChain&) = delete;
+  CallChain() = default;  // throws CudaError
 
   // Makes `stream` wait for the last call.
   void before(cudaStream_t stream);
@@ -21,9 +18,25 @@ class CallChain {
   void after(cudaStream_t stream);
 
  private:
-  cudaEvent_t last_call_ = nullptr;
+  class Event {
+   public:
+    Event();
+    ~Event();
+    Event(const Event&) = delete;
+    Event& operator=(const Event&) = delete;
+
+    void record(cudaStream_t stream);
+    void wait_on(cudaStream_t stream) const;
+
+   private:
+    cudaEvent_t event_ = nullptr;
+  };
+
+  // Two, since one that a capture records no longer stands for the call that runs.
+  Event last_call_;      // outside of captures
+  Event last_captured_;  // in `capture_`
   bool called_ = false;
-  unsigned long long capture_ = 0;  // that the last call was captured in; 0: none
+  unsigned long long capture_ = 0;  // the last one that had a call; 0: none
 };
 
 }  // namespace ring_reduce

@@ -23,7 +23,7 @@ struct ControlRank {
 };
 
 struct ControlWords {
-  alignas(kLineBytes) std::uint64_t stop;  // GPUs and hosts write: not 0 once the ring has failed anywhere
+  alignas(kLineBytes) std::uint64_t stop;                // GPUs and hosts write; see RankArguments
   alignas(kLineBytes) std::atomic<std::uint32_t> cause;  // 1 + the rank whose host said why; 0: nobody yet
   alignas(kLineBytes) ControlRank ranks[1];              // as many as there are
 };
@@ -96,7 +96,7 @@ void IpcControl::fail(FailureKind kind, const std::string& text) {
     // Decides between ranks that fail at once. Release: publishes the text; pairs with raise().
     words_->cause.compare_exchange_strong(nobody, static_cast<std::uint32_t>(rank_) + 1, std::memory_order_acq_rel);
   }
-  publish(&words_->stop, 1);  // pairs with wait() of cuda_port.h
+  publish(&words_->stop, 1);  // pairs with stopped() of cuda_port.h
 }
 
 void IpcControl::raise() const {
@@ -123,7 +123,7 @@ void IpcControl::adopt_device_failures() {
 }
 
 void IpcControl::check() {
-  adopt_device_failures();
+  if (observed(&words_->stop) != 0) look();  // a kernel that another rank's leaving has ended tells nobody
   if (words_->cause.load(std::memory_order_acquire) != 0) raise();
 }
 
@@ -162,7 +162,11 @@ void IpcControl::look() {
   }
 }
 
-void IpcControl::close() { of(rank_).closed.store(1, std::memory_order_release); }
+void IpcControl::close() {
+  of(rank_).closed.store(1, std::memory_order_release);  // first: whoever finds itself stopped asks who has closed
+  std::uint64_t nothing = 0;                             // a failure, or a rank that left before, stops as much
+  std::atomic_ref(words_->stop).compare_exchange_strong(nothing, progress().completed + 1, std::memory_order_acq_rel);
+}
 
 void IpcControl::release() { of(rank_).released.store(1, std::memory_order_release); }
 

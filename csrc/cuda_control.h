@@ -49,7 +49,7 @@ class IpcControl {
   // What the watchdog does: fails the ring where a device has, and where a call that runs needs a rank that is gone.
   void look();
 
-  // This rank makes no more calls.
+  // This rank makes no more calls, and kernels of others that begin one fail.
   void close();
 
   // This rank reaches no memory of others any more.

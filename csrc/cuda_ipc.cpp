@@ -155,7 +155,7 @@ Launch IpcRing::plan(const IpcCall& call) const {
                               call.normalization, call.divisor, call.elements);
   launch.first_rank = settings_.rank;
   launch.ranks = 1;
-  launch.timeout_ns = static_cast<std::uint64_t>(settings_.timeout_s * 1e9);
+  launch.timeout_ns = timeout_ns(settings_.timeout_s);
   RankArguments& mine = launch.arguments[0];
   mine.links = links();
   mine.state = r.staging->state();

@@ -44,8 +44,8 @@ struct IpcCall {
 };
 
 struct IpcStats {
-  std::uint64_t calls;       // that have ended, replays of graphs among them
-  std::uint64_t bytes_sent;  // elements, of calls that this host enqueued: it knows of no replay
+  std::uint64_t calls;       // that the GPU has completed, replays of graphs among them
+  std::uint64_t bytes_sent;  // elements, of calls that this host enqueued or captured: it knows of no replay
   std::uint64_t bytes_received;
   std::uint64_t header_bytes_sent;
 };

@@ -58,6 +58,7 @@ struct LaneCounters {
 struct RankState {
   std::uint64_t calls;           // completed
   std::uint64_t finished_lanes;  // of the call that runs
+  std::uint64_t failed_lanes;    // of all calls: a ring that has failed completes none any more
 };
 
 // How far a rank has come, in host memory that the device writes: the host knows of no replay of a graph.
@@ -99,7 +100,7 @@ struct RankArguments {
   LaneCounters* counters;  // by lane
   CallProgress* progress;
   DeviceFailure* failure;  // of this rank, or of all where they share a GPU's launch
-  std::uint64_t* stop;     // in host memory: not 0 ends every wait of every rank
+  std::uint64_t* stop;     // in host memory: the first call that no rank may go on with, 1 after a failure; 0: none
   const std::byte* input;
   std::byte* output;
   const double* device_count;  // where the count is read; null: it is `count`

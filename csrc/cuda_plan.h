@@ -10,6 +10,11 @@ namespace ring_reduce {
 // A lane is worth a block from this many bytes of a chunk on.
 inline constexpr std::uint64_t kCudaLaneBytes = 16 * 1024;
 
+// Of a wait on the device; any number of seconds is one, and the longest is some 300 years.
+inline std::uint64_t timeout_ns(double seconds) {
+  return static_cast<std::uint64_t>(std::min(1e10, std::max(0.0, seconds)) * 1e9);  // NaN becomes 0
+}
+
 // The launch of a call but for `arguments`, `timeout_ns` and `disturbance`; of all ranks, as virtual ones have it.
 // `elements` counts the whole tensor: the input of a reduce_scatter, the output of an all_gather.
 inline Launch plan_launch(const StagingShape& shape, int world, int window, Operation operation, ElementType type,

@@ -22,6 +22,8 @@ class CudaPort {
       shared.failed = 0;
       shared.total_count = 0;
       if (lane_ == 0) publish(&me().progress->started, me().state->calls + 1);
+      // Before the first post: a replay of a graph may come when a neighbour has left, and its memory goes.
+      if (stopped()) shared.failed = 1;
       if (!is_count(count())) fail(DeviceFailureKind::bad_count, 0);
     }
     block_.barrier();
@@ -80,10 +82,11 @@ class CudaPort {
     if (lane_ == 0 && uses_count(launch_.fingerprint.normalization)) {
       progress.total_count = block_.shared().total_count;
     }
+    if (failed_) count_up(&state.failed_lanes);
     if (count_up(&state.finished_lanes) + 1 == static_cast<std::uint64_t>(launch_.lanes)) {
       state.finished_lanes = 0;
       state.calls = call;
-      if (!failed_) publish(&progress.completed, call);
+      if (observed(&state.failed_lanes) == 0) publish(&progress.completed, call);
     }
   }
 
@@ -125,6 +128,11 @@ class CudaPort {
   // What ring_reduce/call.py takes for a count on the host.
   RING_REDUCE_PORTABLE static bool is_count(double x) { return x == 0 || (x >= 0x1p-126 && x <= 0x1p53); }
 
+  RING_REDUCE_PORTABLE bool stopped() const {
+    const std::uint64_t stop = observed(me().stop);
+    return stop != 0 && me().state->calls + 1 >= stop;
+  }
+
   // One thread. Ends when the counter has reached `target`, when any rank has failed, or at the deadline.
   RING_REDUCE_PORTABLE void wait(const std::uint64_t* counter, std::uint64_t target, DeviceFailureKind missing,
                                  std::uint64_t number) {
@@ -137,7 +145,7 @@ class CudaPort {
       const std::uint64_t now = nanoseconds();
       if (now < look) continue;
       look = now + kLookNs;
-      if (observed(me().stop) != 0) {
+      if (stopped()) {
         block_.shared().failed = 1;
         return;
       }

@@ -113,7 +113,7 @@ Launch VirtualRing::plan(const VirtualCall& call, const Disturbance& disturbance
   const StagingShape& shape = settings_.shape;
   Launch launch = plan_launch(shape, settings_.world, settings_.window, Operation::all_reduce, call.type,
                               call.normalization, call.divisor, call.elements);
-  launch.timeout_ns = static_cast<std::uint64_t>(settings_.timeout_s * 1e9);
+  launch.timeout_ns = timeout_ns(settings_.timeout_s);
   launch.disturbance = disturbance;
   const auto staging = [&](int rank) {
     return m.staging + static_cast<std::size_t>((rank + settings_.world) % settings_.world) * shape.bytes();

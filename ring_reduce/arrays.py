@@ -174,6 +174,8 @@ class _Torch:
             raise TypeError(
                 f"this ring runs on {self._where}, and {what} is on {x.device}; {_other_ring(x.device, self._where)}"
             )
+        if type(x) not in self._kinds:
+            self._know(type(x))
         name = self._names.get(x.dtype)
         if name is None:
             name = self._names[x.dtype] = _check_type(str(x.dtype).removeprefix("torch."))
@@ -190,9 +192,12 @@ class _Torch:
                 f"a ring takes tensors that hold their elements, and a {kind.__name__} stands for others; pass what it "
                 f"wraps (x.to_local() of a DTensor)"
             )
+
+    def _know(self, kind: type) -> None:
+        """Once one of this kind was seen to lie here, the core may look at others itself."""
         self._kinds.add(kind)
         if self._core_sees is None:
-            self._core_sees = self._show_core(tensor)
+            self._core_sees = self._show_core(self.torch.Tensor)
         if self._core_sees:
             _core.allow_tensor_type(kind)
 

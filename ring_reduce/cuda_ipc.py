@@ -222,6 +222,9 @@ class _DeviceMemory:
                     f"processes; start one a rank"
                 )
 
+    def descriptors(self, rank: int) -> int:
+        return int(rank == 0)
+
     def make_part(self, agreed: dict[str, Any]) -> Part:
         """This rank's memory on its GPU, as a handle. With that of rank 0 goes host memory that all share."""
         with self._told_who():

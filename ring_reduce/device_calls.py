@@ -1,4 +1,7 @@
-"""Calls on a CUDA device: enqueued on a stream, with events for who waits. The host waits for nothing."""
+"""Calls on a CUDA device: enqueued on a stream, with events for who waits. Nothing here makes the host wait.
+
+A transport may: cuda_ipc never does, process_group does where ranks have to agree first (``group_agreement.py``).
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,8 @@ class DeviceCalls:
         self._counted = 0  # calls with a count so far
         # Behind the last of them; None where it was captured in a graph.
         self._count_known: torch.cuda.Event | None = None
-        # Asynchronous calls on arrays of other libraries, until a later one finds them done: record_stream() keeps
-        # only the memory of torch's own allocator.
+        # Calls on arrays of other libraries that these do not order behind their own work, until a later one finds
+        # them done: record_stream() keeps only the memory of torch's own allocator.
         self._held: deque[tuple[torch.cuda.Event, Call]] = deque()
 
     def on_stream_of(self, x: Any) -> AbstractContextManager[Any]:
@@ -65,11 +68,13 @@ class DeviceCalls:
                 result = call.run(self._engine, interruptible=False)
                 if call.normalization.uses_count:
                     event = torch.cuda.current_stream(self.device).record_event()
+                    if call.borrows_count and not capturing:
+                        self._hold(event, call)
                     self._tally(call, None if capturing else event)
                 return result
             side = self._make_side()
             event = self._run_aside(call, side)
-            if is_foreign(call.given) and not capturing:
+            if (is_foreign(call.given) or call.borrows_count) and not capturing:
                 self._hold(event, call)
             tally = self._tally(call, None if capturing else event)
             return DeviceWork(self, call, tally, side, event, capturing)
@@ -173,7 +178,7 @@ class DeviceWork:
     """An asynchronous call of a ring on a device: enqueued, in order, on a stream of the ring.
 
     Its tensors must not be touched until :meth:`wait`; dropping them, or this, is safe. A call that fails on the
-    device leaves NaN in floating outputs.
+    device leaves NaN in floating outputs over cuda_ipc, and over process_group what had been written by then.
     """
 
     def __init__(

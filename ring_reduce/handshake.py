@@ -36,6 +36,9 @@ class Transport(Protocol[_Opened]):
     def make_part(self, agreed: dict[str, Any]) -> Part:
         """This rank's part."""
 
+    def descriptors(self, rank: int) -> int:
+        """How many go with the part of a rank."""
+
     def open(self, agreed: dict[str, Any], parts: list[Part], processes: list[int]) -> _Opened:
         """This rank's end, of the parts of all and their pidfds by rank (-1: none), borrowed."""
 
@@ -198,8 +201,8 @@ class _Handshake(Generic[_Opened]):
                 f"{self._member.who}: got {len(descriptors)} file descriptors of rank {rank} where it sent "
                 f"{message.get('descriptors')}; is the limit on open files (ulimit -n) reached?"
             )
-        own = len(self._parts[self._member.rank].descriptors)
-        if len(descriptors) != own + int(processes) or not isinstance(record, dict):
+        right = len(descriptors) == self._transport.descriptors(rank) + int(processes)
+        if not right or not isinstance(record, dict):
             close_all(descriptors)
             raise self._unknown(rank, "descriptors and record", (message["descriptors"], record))
         if processes:

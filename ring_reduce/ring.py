@@ -97,7 +97,8 @@ class Ring:
             raise ValueError(
                 f"rank {rank} of a world of {world}: a ring needs world >= 1 and 0 <= rank < world"
             )
-        if lanes is not None and not 1 <= whole(lanes, "lanes") <= 64:
+        lanes = whole(lanes, "lanes") if lanes is not None else None
+        if lanes is not None and not 1 <= lanes <= 64:
             raise ValueError(f"lanes={lanes}: a ring has 1 to 64 lanes")
         if algorithm not in ALGORITHMS:
             raise ValueError(f"algorithm={algorithm!r}; there are auto, ring and direct")

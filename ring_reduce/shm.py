@@ -146,6 +146,9 @@ class _SharedMemory:
             )
         return Part({}, [_core.create_shared_memory(size)])
 
+    def descriptors(self, rank: int) -> int:
+        return 1
+
     def _check_agreed(self, agreed: dict[str, Any]) -> None:
         """Rank 0 chose it: no more than this rank asked for, and a multiple of lines where that is asked for."""
         tuning = self._tuning

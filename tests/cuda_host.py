@@ -58,6 +58,7 @@ class HostRing:
         self._library.ring_make.restype = ctypes.c_void_p
         self._library.ring_total_count.restype = ctypes.c_double
         self._library.ring_calls.restype = ctypes.c_uint64
+        self._library.ring_completed.restype = ctypes.c_uint64
         chosen = {
             "lanes": 2,
             "segment_bytes": 128,
@@ -111,9 +112,18 @@ class HostRing:
         totals = [self._library.ring_total_count(self._ring, rank) for rank in range(self.world)]
         return Result(FAILURES[failure], [out.values() for out in outputs], totals)
 
+    def run_lanes(self, values: np.ndarray, stopped: int) -> int:
+        """A sum of one rank alone, whose first lanes find the ring stopped; returns how many lanes there are."""
+        address = ctypes.c_void_p(values.ctypes.data)
+        return int(self._library.ring_run_lanes(self._ring, ctypes.c_uint64(values.size), address, stopped))
+
     def calls(self, rank: int) -> int:
-        """Completed ones."""
+        """Ended ones."""
         return int(self._library.ring_calls(self._ring, rank))
+
+    def completed(self, rank: int) -> int:
+        """The latest call that did not fail."""
+        return int(self._library.ring_completed(self._ring, rank))
 
     def failed_rank(self) -> int:
         return int(self._library.ring_failed_rank(self._ring))

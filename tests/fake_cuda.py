@@ -16,6 +16,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,6 +109,12 @@ class Gpu:
         """Waits for all streams."""
         assert self.library.cudaDeviceSynchronize() == 0
 
+    def wait_for(self, sign: str, seconds: float = 20.0) -> None:
+        """Until the ledger has it, or for so long."""
+        deadline = time.monotonic() + seconds
+        while not any(sign in line for line in ledger(self.directory)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
     def held(self) -> int:
         """Allocations, mappings and so on that were not given back."""
         return int(self.library.fake_cuda_held())
@@ -115,6 +122,10 @@ class Gpu:
     def capture(self, number: int) -> None:
         """The current stream is captured, in the capture of that number; 0: no more."""
         self.library.fake_cuda_capture(ctypes.c_void_p(self.current), ctypes.c_ulonglong(number))
+
+    def replay(self, number: int) -> None:
+        """Enqueues what was captured in that capture on the current stream."""
+        self.library.fake_cuda_replay(ctypes.c_void_p(self.current), ctypes.c_ulonglong(number))
 
     def open(
         self, name: str = "ring", *, timeout: float = 20.0, device: int = 0, tuning: IpcTuning = SMALL

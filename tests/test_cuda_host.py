@@ -101,6 +101,16 @@ def test_a_bad_count_on_the_device(library: Path, count: float) -> None:
         assert ring.failed_rank() == 1
 
 
+@pytest.mark.parametrize(("stopped", "completed"), [(0, 1), (1, 0)])
+def test_a_call_of_which_a_lane_failed_is_not_completed(library: Path, stopped: int, completed: int) -> None:
+    """Though the last one did not fail; and the lane that found the ring stopped left no result."""
+    values = np.ones(20_000, np.float32)
+    with HostRing(library, 1) as ring:
+        assert ring.run_lanes(values, stopped) == 2
+        assert (ring.calls(0), ring.completed(0)) == (1, completed)
+    assert np.isnan(values).sum() == 10_000 * stopped
+
+
 # ---- faults planted in a copy of csrc/: the comparison can fail
 
 

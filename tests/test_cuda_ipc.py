@@ -186,7 +186,7 @@ def test_two_streams(run: Run, module: Path) -> None:
 
 
 def captured(seat: Seat, module: Path) -> list[str]:
-    """Calls before, in and after a capture, which CUDA lets wait for none outside of it; what is wrong."""
+    """Calls before, in and after captures, which CUDA lets wait for none outside of theirs; what is wrong."""
     case = Case("float32", 501, rr.MEAN)
     with gpu(seat, module) as mine:
         engine = mine.open()
@@ -194,6 +194,8 @@ def captured(seat: Seat, module: Path) -> list[str]:
         for capture in (0, 7, 7, 8, 0):
             mine.capture(capture)
             outs.append(start(engine, mine, case)[1])
+        for capture in (7, 8):
+            mine.replay(capture)
         mine.synchronize()
         engine.check()
         engine.close()

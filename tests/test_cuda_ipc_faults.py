@@ -150,6 +150,43 @@ def test_a_rank_that_closed_the_ring(run: Run, module: Path) -> None:
     assert text.startswith("rank 1 closed the ring after 1 calls, while rank ")
 
 
+def replay_after_a_close(seat: Seat, module: Path) -> Outcome:
+    """Rank 1 has left, and its memory is about to go, when rank 0 replays a graph."""
+    with gpu(seat, module) as mine:
+        engine = mine.open()
+        x = torch.ones(500)
+        mine.capture(7)
+        reduce(engine, mine, x)
+        mine.capture(0)
+        mine.replay(7)
+        mine.synchronize()
+        engine.check()
+        assert x.tolist() == [2.0] * 500
+        if seat.rank == 1:
+            seat.store.set("process", str(os.getpid()).encode())
+            engine.close()
+            x.fill_(torch.nan)
+        else:
+            process = int(seat.store.get("process"))
+            mine.wait_for(f"{process} cudaIpcCloseMemHandle")
+            (memory,) = mine.directory.glob(f"memory.{process}.*")
+            before = memory.read_bytes()
+            mine.replay(7)
+            mine.synchronize()
+            assert memory.read_bytes() == before, "written into the memory of a rank that has left"
+        result = outcome(engine, mine, x) if seat.rank == 0 else ("RingClosed", "", True)
+        leave(engine, mine)
+        return result
+
+
+def test_a_graph_that_is_replayed_after_a_close(run: Run, module: Path) -> None:
+    """The kernel writes nowhere but to its output, which is no result."""
+    outcomes = run(2, replay_after_a_close, module)
+    assert outcomes[0][0] == "RingClosed"
+    assert outcomes[0][1].startswith("rank 1 closed the ring after 1 calls, while rank 0 is in call 2;")
+    assert outcomes[0][2]
+
+
 def a_bad_launch(seat: Seat, module: Path) -> Outcome:
     """Rank 1 can't launch."""
     with gpu(seat, module) as mine:

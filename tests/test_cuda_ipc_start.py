@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import os
 from pathlib import Path
@@ -36,6 +38,7 @@ FAULTS = {
     "cudaMemcpy:9:700": "reading the memory of rank 1",
     "cudaMemset:2:1": "clearing the ring's state",
     "cudaEventCreateWithFlags:1:2": "making an event",
+    "cudaEventCreateWithFlags:2:2": "making an event",
 }
 
 
@@ -78,6 +81,29 @@ def test_a_fault_of_one_rank_is_an_error_on_all(run: Run, module: Path) -> None:
         assert "rank 1" in said
         assert f"error {fault.split(':')[2]}" in said or "CUDA does not start" in said
         assert (held, wrong) == (0, ""), fault
+
+
+def no_descriptor_left(seat: Seat, module: Path) -> tuple[str, int, str]:
+    """Rank 1 gets one copy of a descriptor and no second; the error, descriptors more, what a new ring gets wrong."""
+    copies = iter([os.dup])
+
+    def dup(descriptor: int) -> int:
+        for real in copies:
+            return real(descriptor)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with gpu(seat, module) as mine:
+        assert works(mine, "opens what stays open") == ""
+        before = len(os.listdir("/proc/self/fd"))
+        with mock.patch.object(os, "dup", dup) if seat.rank == 1 else contextlib.nullcontext():
+            error = caught(lambda: mine.open("without descriptors"))
+        more = len(os.listdir("/proc/self/fd")) - before
+        return f"{type(error).__name__}: {error}", more, works(mine, "after it")
+
+
+def test_a_rank_without_descriptors_is_an_error_on_all(run: Run, module: Path) -> None:
+    text = "RingError: ring 'without descriptors', rank 1: OSError: [Errno 24] Too many open files"
+    assert run(WORLD, no_descriptor_left, module) == [(text, 0, "")] * WORLD
 
 
 def start_with(seat: Seat, module: Path, environment: list[dict[str, str]]) -> tuple[str, int, list[str]]:

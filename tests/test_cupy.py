@@ -222,6 +222,20 @@ def test_a_cupy_count_is_not_read(cuda: FakeCuda) -> None:
     assert type(engine.calls[0].count) is OnCard
 
 
+def test_a_cupy_count_of_a_torch_tensor_is_kept_until_the_device_is_done(cuda: FakeCuda) -> None:
+    """As float64 it is read where CuPy has it; the call runs on torch's stream, or on the ring's."""
+    with make_ring(FakeEngine(cuda)) as ring:
+        assert ring._device_calls is not None
+        for async_op in (False, True):
+            count = FakeArray(np.array(2.0))
+            ring.all_reduce(on_card(torch.ones(3)), rr.DIVIDE_BY_COUNT, count=count, async_op=async_op)
+            _, held = ring._device_calls._held[-1]
+            assert held.count.data_ptr() == count.array.ctypes.data
+        assert len(ring._device_calls._held) == 2
+        ring.all_reduce(on_card(torch.ones(3)), rr.DIVIDE_BY_COUNT, count=on_card(torch.ones(1)))
+        assert len(ring._device_calls._held) == 2
+
+
 def test_the_future_of_a_cupy_array_holds_a_tensor(cuda: FakeCuda) -> None:
     """torch looks for the tensors in a value by pickling it, which would copy the array to the host."""
     with make_ring(FakeEngine(cuda)) as ring:

@@ -17,6 +17,23 @@ struct Ring {
   rr::DeviceFailure failure{};
 };
 
+rr::RankArguments arguments_of(Ring& ring, int rank, const std::byte* input, std::byte* output) {
+  const auto staging = [&](int of) {
+    return ring.staging + static_cast<std::size_t>((of + ring.world) % ring.world) * ring.shape.bytes();
+  };
+  const auto r = static_cast<std::size_t>(rank);
+  return {{staging(rank), staging(rank - 1), staging(rank + 1)},
+          &ring.states[r],
+          &ring.counters[r * static_cast<std::size_t>(ring.shape.lanes)],
+          &ring.progress[r],
+          &ring.failure,
+          &ring.failure.raised,
+          input,
+          output,
+          nullptr,
+          1.0};
+}
+
 }  // namespace
 
 extern "C" {
@@ -51,24 +68,31 @@ int ring_all_reduce(Ring* ring, int type, int normalization, double divisor, std
                                       divisor, elements);
   launch.timeout_ns = ring->timeout_ns;
   launch.disturbance = {delay_seed, absent_rank};
-  const auto staging = [&](int rank) {
-    return ring->staging + static_cast<std::size_t>((rank + ring->world) % ring->world) * ring->shape.bytes();
-  };
   for (int rank = 0; rank < ring->world; ++rank) {
     const auto r = static_cast<std::size_t>(rank);
-    launch.arguments[r] = {{staging(rank), staging(rank - 1), staging(rank + 1)},
-                           &ring->states[r],
-                           &ring->counters[r * static_cast<std::size_t>(ring->shape.lanes)],
-                           &ring->progress[r],
-                           &ring->failure,
-                           &ring->failure.raised,
-                           inputs[r],
-                           outputs[r],
-                           counts != nullptr && read_counts != 0 ? counts + r : nullptr,
-                           counts != nullptr ? counts[r] : 1.0};
+    launch.arguments[r] = arguments_of(*ring, rank, inputs[r], outputs[r]);
+    if (counts == nullptr) continue;
+    launch.arguments[r].device_count = read_counts != 0 ? counts + r : nullptr;
+    launch.arguments[r].count = counts[r];
   }
   run_launch(launch, ring->threads);
   return ring->failure.raised != 0 ? static_cast<int>(ring->failure.kind) : 0;
+}
+
+// A sum of one rank alone, in place, whose lanes run one after the other, `stopped` of them while the ring is stopped.
+// Returns how many lanes there are.
+int ring_run_lanes(Ring* ring, std::uint64_t elements, float* values, int stopped) {
+  rr::Launch launch = rr::plan_launch(ring->shape, 1, ring->window, rr::Operation::all_reduce, rr::ElementType::float32,
+                                      rr::Normalization::sum, 1.0, elements);
+  auto* bytes = reinterpret_cast<std::byte*>(values);
+  launch.arguments[0] = arguments_of(*ring, 0, bytes, bytes);
+  for (int lane = 0; lane < launch.lanes; ++lane) {
+    ring->failure.raised = lane < stopped ? 1 : 0;
+    std::barrier<> alone(1);
+    rr::BlockShared shared;
+    run_block(launch, static_cast<unsigned>(lane), HostBlock(0, 1, alone, shared));
+  }
+  return launch.lanes;
 }
 
 int ring_failed_rank(const Ring* ring) { return ring->failure.rank; }

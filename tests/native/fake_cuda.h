@@ -49,6 +49,7 @@ extern "C" {
 // Allocations, mappings, registrations and events of this process that were not given back.
 int fake_cuda_held();
 
-// The stream is captured from now on, in the capture `id`; 0: no more.
+// The stream is captured from now on, in the capture `id`; 0: no more. What is captured runs when it is replayed.
 void fake_cuda_capture(cudaStream_t stream, unsigned long long id);
+void fake_cuda_replay(cudaStream_t stream, unsigned long long id);
 }

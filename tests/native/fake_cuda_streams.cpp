@@ -1,6 +1,7 @@
 // Streams and events of the fake CUDA runtime.
 #include "fake_cuda.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -12,6 +13,14 @@ namespace fake_cuda {
 
 namespace {
 
+using Works = std::deque<std::function<void()>>;
+
+// What was captured, by the number of the capture in this job, in an order in which it may run.
+Works& graph_of(unsigned long long capture) {
+  static auto* all = new std::map<std::pair<std::string, unsigned long long>, Works>;
+  return (*all)[{environment("FAKE_CUDA_DIR"), capture}];
+}
+
 // First in, first out. Its thread is never joined: like a GPU's queue it may outlive what the test holds of it.
 class Stream {
  public:
@@ -21,7 +30,7 @@ class Stream {
 
   void add(std::function<void()> work) {
     const std::scoped_lock lock(mutex_);
-    queue_.push_back(std::move(work));
+    (capture != 0 ? graph_of(capture) : queue_).push_back(std::move(work));
     changed_.notify_all();
   }
 
@@ -50,7 +59,7 @@ class Stream {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::function<void()>> queue_;
+  Works queue_;
   bool busy_ = false;
 };
 
@@ -73,7 +82,7 @@ class Event {
  private:
   void reach(unsigned long long number) {
     const std::scoped_lock lock(mutex_);
-    reached_ = number;
+    reached_ = std::max(reached_, number);  // a replay reaches the same again
     changed_.notify_all();
   }
 
@@ -130,6 +139,10 @@ using namespace fake_cuda;
 extern "C" {
 
 void fake_cuda_capture(cudaStream_t stream, unsigned long long id) { stream_of(stream).capture = id; }
+
+void fake_cuda_replay(cudaStream_t stream, unsigned long long id) {
+  for (const std::function<void()>& work : graph_of(id)) enqueue(stream, work);
+}
 
 cudaError_t cudaStreamCreate(cudaStream_t* stream) {
   static unsigned long long number = 0;
