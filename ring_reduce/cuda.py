@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .arrays import ELEMENT_TYPES, INTEGERS
@@ -24,7 +25,9 @@ def why_unavailable() -> str | None:
     try:
         from . import _cuda
     except ImportError as error:
-        return f"ring_reduce was built without CUDA ({error}); reinstall it where nvcc is, with RING_REDUCE_CUDA=1"
+        if not Path(error.path or "").name.startswith("_cuda"):  # there is none
+            return "ring_reduce was built without CUDA; reinstall it where nvcc is, with RING_REDUCE_CUDA=1"
+        return f"ring_reduce's CUDA module does not load: {error}"
     return _cuda.why_no_cuda() or None
 
 

@@ -33,6 +33,21 @@ def test_built_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         VirtualRing(2)
 
 
+def test_a_module_that_does_not_load_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for want of CUDA when ring_reduce was built: a library is missing, or it is for another machine."""
+    path = "/somewhere/ring_reduce/_cuda.so"
+
+    class Finder:
+        def find_spec(self, name: str, *_: Any) -> Any:
+            if name == "ring_reduce._cuda":
+                raise ImportError("libcuda.so.1: no such file", path=path)
+
+    install(monkeypatch, None)
+    monkeypatch.delitem(sys.modules, "ring_reduce._cuda")
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    assert why_unavailable() == "ring_reduce's CUDA module does not load: libcuda.so.1: no such file"
+
+
 def test_what_the_extension_says_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, SimpleNamespace(why_no_cuda=lambda: "no driver"))
     assert why_unavailable() == "no driver"

@@ -150,7 +150,7 @@ def fake_torch(cuda: str | None, devices: list[str]) -> types.SimpleNamespace:
         (fake_torch(None, []), True, "no torch CUDA build: torch 9.9 is for CPUs"),
         (fake_torch("13.0", []), False, "no driver"),
         (fake_torch("13.0", []), True, "finds no device"),
-        (fake_torch("13.0", ["H200"]), True, "no CUDA transport yet (torch sees H200)"),
+        (fake_torch("13.0", ["H200"]), True, "no kernel for it (torch sees H200)"),
     ],
 )
 def test_cuda_reasons(
@@ -161,9 +161,17 @@ def test_cuda_reasons(
         driver.touch()
     monkeypatch.setattr(doctor, "NVIDIA_DRIVER", driver)
     monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(doctor, "why_unavailable", lambda: "no kernel for it")
     status = doctor.cuda_status()
     assert not status.usable
     assert reason in status.reason
+
+
+def test_cuda_that_can_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor, "NVIDIA_DRIVER", tmp_path)
+    monkeypatch.setitem(sys.modules, "torch", fake_torch("13.0", ["H200", "H200"]))
+    monkeypatch.setattr(doctor, "why_unavailable", lambda: None)
+    assert doctor.cuda_status() == doctor.Ability(True, "H200, H200")
 
 
 def test_nvcc_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
