@@ -54,7 +54,11 @@ def reduce_over_both(seat: Seat, cases: list[Case]) -> list[tuple[np.ndarray, np
     found = []
     for case in cases:
         results = [reduce(ring, case) for ring in (shm, group)]
-        found.append((results[0], results[1], shm.stats.last_count, group.stats.last_count))
+        counted = (
+            case.normalization.uses_count
+        )  # else it is that of an earlier call, perhaps of another test's
+        counts = [ring.stats.last_count if counted else 0.0 for ring in (shm, group)]
+        found.append((results[0], results[1], counts[0], counts[1]))
     return found
 
 
