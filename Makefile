@@ -30,8 +30,12 @@ demo: $(VENV)/.installed-demo  ## train with the ring, draw demo.png, write demo
 doctor: $(VENV)/.installed-demo  ## say what this machine can do
 	$(BIN)/ring-reduce doctor $(ARGS)
 
-test: lint  ## lint, then every test
-	$(BIN)/python -m pytest $(ARGS)
+# Beside each other: most tests leave a core idle.
+test: $(VENV)/.installed-dev  ## lint and every test
+	@mkdir -p build
+	@$(MAKE) --no-print-directory lint >build/lint.log 2>&1 & lint=$$!; \
+	  $(BIN)/python -m pytest $(ARGS); tests=$$?; \
+	  wait $$lint; linted=$$?; cat build/lint.log; exit $$((tests || linted))
 
 soak: $(VENV)/.installed-demo  ## random calls and faults for MINUTES (30), every result checked
 	$(BIN)/ring-reduce soak --minutes $(or $(MINUTES),30) $(ARGS)
