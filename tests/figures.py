@@ -42,11 +42,38 @@ def table(name: str, *columns: str, in_place: bool = True) -> list[str]:
     ]
 
 
+def scale_table(name: str, *contenders: str) -> list[str]:
+    """A line for each size of ``ring-reduce bench scale --json``, in place: each contender's time over the sum's."""
+    by_size: dict[int, dict[str, Any]] = {}
+    for row in read(name)["rows"]:
+        if row["in_place"]:
+            by_size.setdefault(row["bytes"], {})[row["contender"]] = row["over_sum"]
+    return [
+        _line(size_cell(size), [Ratio(**over[each]) for each in contenders]) for size, over in by_size.items()
+    ]
+
+
+def ddp_table(name: str) -> list[str]:
+    """A line for each network of ``ring-reduce bench ddp --json``."""
+    lines = []
+    for model in read(name)["models"]:
+        steps = {
+            row["contender"]: Ratio(**row["over_unreduced"]) for row in model["rows"] if row["over_unreduced"]
+        }
+        lines.append(
+            _line(model["model"], [Ratio(**model["over_ring"]["gloo"]), steps["ring"], steps["gloo"]])
+        )
+    return lines
+
+
 def _line(first: str, found: list[Ratio]) -> str:
     return f"| {first} | {' | '.join(ratio_text(ratio) for ratio in found)} |"
 
 
 PEERS = ("gloo_over_ring", "mpi_over_ring", "deepspeed_over_ring")
+DIVIDED = tuple(
+    f"ring {name}" for name in ("MEAN", "divide_by", "DIVIDE_BY_COUNT", "WEIGHTED_MEAN", "SUM, then div_")
+)
 
 
 def tables(document: str) -> list[list[str]]:
@@ -56,6 +83,8 @@ def tables(document: str) -> list[list[str]]:
     return [
         table("cpu-2-ranks", *PEERS, "ring_over_copy", in_place=False),
         table("cpu-4-ranks", *PEERS, "ring_over_copy"),
+        scale_table("cpu-2-ranks-scale", *DIVIDED),
+        ddp_table("cpu-2-ranks-ddp"),
     ]
 
 
