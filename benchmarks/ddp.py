@@ -25,7 +25,7 @@ from torch.distributed import TCPStore
 
 from ring_reduce.demo.data import Digits, load_digits
 from ring_reduce.machine import granted_cores
-from ring_reduce.options import terminate_as_exit, whole_number, writable_file
+from ring_reduce.options import add_world, terminate_as_exit, whole_number, writable_file
 from ring_reduce.processes import RanksFailed, run_ranks
 
 from .command import COULD_NOT_MEASURE, DEFAULT_WORLD, WRONG
@@ -45,13 +45,7 @@ MOST_EXAMPLES = 1 << 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``ring-reduce bench ddp``."""
-    parser.add_argument(
-        "--world",
-        type=whole_number(1, MOST_RANKS),
-        default=DEFAULT_WORLD,
-        metavar="N",
-        help="ranks (default: %(default)s)",
-    )
+    add_world(parser, MOST_RANKS, default=DEFAULT_WORLD)
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: a GPU for each rank (default: cpu)"
     )

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 
-from ring_reduce.options import terminate_as_exit, whole_number, writable_file
+from ring_reduce.options import add_world, terminate_as_exit, whole_number, writable_file
 from ring_reduce.processes import RanksFailed
 
 from .command import COULD_NOT_MEASURE, DEFAULT_WORLD, MOST_ROTATED_BYTES, WRONG
@@ -31,13 +31,7 @@ DEFAULT_SIZES = (KB, 16 * KB, 256 * KB, MB, 4 * MB, 64 * MB)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``ring-reduce bench scale``."""
-    parser.add_argument(
-        "--world",
-        type=whole_number(1, MOST_RANKS),
-        default=DEFAULT_WORLD,
-        metavar="N",
-        help="ranks (default: %(default)s)",
-    )
+    add_world(parser, MOST_RANKS, default=DEFAULT_WORLD)
     parser.add_argument(
         "--sizes", type=sizes, default=DEFAULT_SIZES, help="bytes (default: 1K,16K,256K,1M,4M,64M)"
     )

@@ -13,8 +13,8 @@ from . import _core
 from .bootstrap import Member, Store
 from .call import Call
 from .cuda import DEFAULT_DEPTH, DEFAULT_SEGMENT_BYTES, DEFAULT_WINDOW, why_unavailable
-from .errors import CountError, RingError, RingMismatch
-from .handshake import Part, make_together
+from .errors import CountError, RingError
+from .handshake import Part, check_equal, make_together
 
 if TYPE_CHECKING:
     import torch
@@ -203,14 +203,9 @@ class _DeviceMemory:
         return {**mine, "lanes": lanes, "token": secrets.randbits(62)}
 
     def _check_agreement(self, mine: dict[str, Any], everyone: dict[int, dict[str, Any]]) -> None:
+        check_equal(self._member, mine, everyone, mine.keys() - set(_OWN))
         processes: dict[str, int] = {}
         for rank, hello in everyone.items():
-            for key in mine:
-                if key not in _OWN and hello.get(key) != mine[key]:
-                    raise RingMismatch(
-                        f"ring {self._member.name!r}: {key} is {mine[key]} on rank 0 and {hello.get(key)} on rank "
-                        f"{rank}; every rank has to run the same version of ring_reduce with the same settings"
-                    )
             if hello["unavailable"] is not None:
                 raise RingError(
                     f"ring {self._member.name!r}: no ring on the GPU of rank {rank}: {hello['unavailable']}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -61,6 +61,19 @@ def make_together(
         return handshake.as_member(connect(member, store, timeout), hello)
     finally:
         handshake.close_descriptors()
+
+
+def check_equal(
+    member: Member, first: dict[str, Any], hellos: Mapping[int, dict[str, Any]], keys: Set[str]
+) -> None:
+    """``RingMismatch`` names a rank whose hello differs from rank 0's ``first`` in one of ``keys``, and both values."""
+    for rank, hello in hellos.items():
+        for key in first:
+            if key in keys and hello.get(key) != first[key]:
+                raise RingMismatch(
+                    f"ring {member.name!r}: {key} is {first[key]!r} on rank 0 and {hello.get(key)!r} on rank {rank}; "
+                    f"every rank has to run the same version of ring_reduce with the same settings"
+                )
 
 
 class _Handshake(Generic[_Opened]):

@@ -45,12 +45,12 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
     return parse
 
 
-def add_world(parser: argparse.ArgumentParser, most: int) -> None:
+def add_world(parser: argparse.ArgumentParser, most: int, *, least: int = 1, default: int = 2) -> None:
     """``--world``, of the commands that start their ranks themselves."""
     parser.add_argument(
         "--world",
-        type=whole_number(1, most),
-        default=2,
+        type=whole_number(least, most),
+        default=default,
         metavar="N",
         help="ranks, one process each (default: %(default)s)",
     )

@@ -10,8 +10,8 @@ from typing import Any
 from . import _core
 from .bootstrap import Member, Store
 from .call import Call
-from .errors import RingError, RingMismatch
-from .handshake import Part, make_together
+from .errors import RingError
+from .handshake import Part, check_equal, make_together
 from .machine import granted_cores, memory_left
 
 ALGORITHMS = ("auto", "ring", "direct")
@@ -116,13 +116,7 @@ class _SharedMemory:
 
     def agree(self, mine: dict[str, Any], hellos: dict[int, dict[str, Any]]) -> dict[str, Any]:
         """The fewest lanes that any rank wants, and segments that fit the staging limit; all else must be equal."""
-        for rank, hello in hellos.items():
-            for key in mine:
-                if key not in ("rank", "world", "lanes") and hello.get(key) != mine[key]:
-                    raise RingMismatch(
-                        f"ring {self._member.name!r}: {key} is {mine[key]} on rank 0 and {hello.get(key)} on rank "
-                        f"{rank}; every rank has to run the same version of ring_reduce with the same settings"
-                    )
+        check_equal(self._member, mine, hellos, mine.keys() - {"rank", "world", "lanes"})
         agreed = {**mine, "lanes": min([mine["lanes"], *(hello["lanes"] for hello in hellos.values())])}
         while _region_bytes(agreed) > STAGING_LIMIT_BYTES:
             # What takes more of a lane first, so that neither is left with next to nothing.

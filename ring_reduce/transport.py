@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from . import _core
 from .bootstrap import Member, Store
 from .errors import PeerLost, RingError, RingMismatch, RingTimeout
+from .handshake import check_equal
 from .meeting import Hello, Meeting, meet
 from .shm import Tuning, open_shm
 
@@ -54,7 +55,12 @@ def open_engine(
         "gpu": _gpu_uuid(device),
     }
     met = meet(member, store, timeout, hello)
-    _check_equal(member, met.hellos)
+    check_equal(
+        member,
+        met.hellos[0],
+        dict(enumerate(met.hellos)),
+        {"wire_version", "transport", "algorithm", "device", "tuning"},
+    )
     return _first_that_all_can(opener, met, transport)
 
 
@@ -227,17 +233,6 @@ def _why_no_process_group(hellos: Sequence[Hello], algorithm: str) -> str | None
                 f"ranks {owners[hello['gpu']]} and {rank} share a GPU, which NCCL refuses; give each its own"
             )
     return None
-
-
-def _check_equal(member: Member, hellos: Sequence[Hello]) -> None:
-    """``RingMismatch`` names the first rank that asks for another ring than rank 0."""
-    for rank, hello in enumerate(hellos):
-        for key in ("wire_version", "transport", "algorithm", "device", "tuning"):
-            if hello[key] != hellos[0][key]:
-                raise RingMismatch(
-                    f"ring {member.name!r}: {key} is {hellos[0][key]!r} on rank 0 and {hello[key]!r} on rank {rank}; "
-                    f"every rank has to run the same version of ring_reduce with the same settings"
-                )
 
 
 def _gpu_uuid(device: torch.device | None) -> str | None:

@@ -73,7 +73,7 @@ def built() -> Path:
 
 
 def load(module: Path) -> ctypes.CDLL:
-    """Makes it ``ring_reduce._cuda`` of this process; returns the library, for what the fake itself has."""
+    """Makes it ``ring_reduce._cuda`` of this process; returns its runtime, for what the fake itself has."""
     loaded = sys.modules.get("ring_reduce._cuda")
     if getattr(loaded, "__file__", None) != str(module):
         spec = importlib.util.spec_from_file_location("ring_reduce._cuda", module)
@@ -91,7 +91,7 @@ class Gpu:
     """What a rank's job has of the fake: its streams, and what it holds."""
 
     seat: Seat
-    library: ctypes.CDLL
+    runtime: ctypes.CDLL
     directory: Path
     current: int = 0  # the stream
     kept: list[torch.Tensor] = field(
@@ -101,13 +101,13 @@ class Gpu:
     def stream(self) -> int:
         """A new one."""
         handle = ctypes.c_void_p()
-        self.library.cudaStreamCreate(ctypes.byref(handle))
+        self.runtime.cudaStreamCreate(ctypes.byref(handle))
         assert handle.value is not None
         return handle.value
 
     def synchronize(self) -> None:
         """Waits for all streams."""
-        assert self.library.cudaDeviceSynchronize() == 0
+        assert self.runtime.cudaDeviceSynchronize() == 0
 
     def wait_for(self, sign: str, seconds: float = 20.0) -> None:
         """Until the ledger has it, or for so long."""
@@ -117,15 +117,15 @@ class Gpu:
 
     def held(self) -> int:
         """Allocations, mappings and so on that were not given back."""
-        return int(self.library.fake_cuda_held())
+        return int(self.runtime.fake_cuda_held())
 
     def capture(self, number: int) -> None:
         """The current stream is captured, in the capture of that number; 0: no more."""
-        self.library.fake_cuda_capture(ctypes.c_void_p(self.current), ctypes.c_ulonglong(number))
+        self.runtime.fake_cuda_capture(ctypes.c_void_p(self.current), ctypes.c_ulonglong(number))
 
     def replay(self, number: int) -> None:
         """Enqueues what was captured in that capture on the current stream."""
-        self.library.fake_cuda_replay(ctypes.c_void_p(self.current), ctypes.c_ulonglong(number))
+        self.runtime.fake_cuda_replay(ctypes.c_void_p(self.current), ctypes.c_ulonglong(number))
 
     def open(
         self, name: str = "ring", *, timeout: float = 20.0, device: int = 0, tuning: IpcTuning = SMALL

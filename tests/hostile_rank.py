@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ring_reduce import _core, bootstrap
+from stores import DictStore
 
 WAIT_S = 5.0  # for what the other rank sends; a bound on a hang
 NUMBERS: list[Any] = [
@@ -47,22 +48,6 @@ OTHERS: list[Any] = [
     float("inf"),
     float("nan"),
 ]
-
-
-class DictStore:
-    """What a ring asks of a store, and no more."""
-
-    def __init__(self, **values: bytes) -> None:
-        self.values = dict(values)
-
-    def set(self, key: str, value: bytes) -> None:
-        self.values[key] = value
-
-    def get(self, key: str) -> bytes:
-        return self.values[key]
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self.values for key in keys)
 
 
 def mutated_json(message: dict[str, Any], chance: random.Random) -> bytes:

@@ -20,6 +20,7 @@ import ring_reduce as rr
 from conftest import Run
 from launch import Seat, Team, caught, spawn
 from ring_reduce import _core, bootstrap
+from stores import DictStore
 
 
 def total(seat: Seat) -> float:
@@ -69,22 +70,6 @@ def free_port() -> int:
 @pytest.mark.parametrize("kind", ["FileStore", "TCPStore", "PrefixStore"])
 def test_stores_of_torch(run: Run, kind: str) -> None:
     assert run(3, stores_of_torch, kind, free_port()) == [3.0] * 3
-
-
-class DictStore:
-    """The three methods that a ring asks of a store, and no more."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
-
-    def set(self, key: str, value: bytes) -> None:
-        self._values[key] = value
-
-    def get(self, key: str) -> bytes:
-        return self._values[key]
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self._values for key in keys)
 
 
 def test_any_object_with_three_methods_is_a_store() -> None:

@@ -16,9 +16,10 @@ import pytest
 
 import ring_reduce as rr
 from conftest import Run
-from hostile_rank import DictStore, HostileRank, mutated_json
+from hostile_rank import HostileRank, mutated_json
 from launch import Seat
 from ring_reduce import bootstrap, shm
+from stores import DictStore
 
 SEEDS = 300
 MINUTES = float(os.environ.get("RING_REDUCE_FUZZ_MINUTES", "0"))

@@ -165,9 +165,9 @@ def test_special_values_are_expected() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_writes_beside_a_tensor_are_seen(library: str, layout: str) -> None:
-    plan = plan_of("float32", library=library, layout=layout)
+@pytest.mark.parametrize("arrays", ["numpy", "torch"])
+def test_writes_beside_a_tensor_are_seen(arrays: str, layout: str) -> None:
+    plan = plan_of("float32", arrays=arrays, layout=layout)
     placed = Placed(plan, 50)
     placed.put(values_of(plan, 1))
     assert (values_in(placed.tensor) == values_of(plan, 1)).all()

@@ -22,6 +22,7 @@ from launch import Seat, caught
 from ring_reduce import bootstrap, doctor, meeting, transport
 from ring_reduce.bootstrap import Member
 from ring_reduce.errors import PeerLost, RingError, RingMismatch, RingTimeout
+from stores import DictStore
 
 
 @contextlib.contextmanager
@@ -129,25 +130,9 @@ def test_a_rank_that_does_not_come_is_named(run: Run) -> None:
     )
 
 
-class Store:
-    """A dictionary as a store."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-
-    def set(self, key: str, value: bytes) -> None:
-        self.values[key] = value
-
-    def get(self, key: str) -> bytes:
-        return self.values[key]
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self.values for key in keys)
-
-
 def test_an_answer_of_an_earlier_ring_is_not_believed() -> None:
     """Its token and its answer still stand in the store, and its rank 0 is gone."""
-    store, member = Store(), Member(1, 2, "old")
+    store, member = DictStore(), Member(1, 2, "old")
     store.set("ring_reduce/old/meeting/token", json.dumps({"token": "past", "boot_id": "x"}).encode())
     hellos = [{"near": True}, {"near": True, "number": "of another process"}]
     store.set("ring_reduce/old/meeting/answer/past", json.dumps({"hellos": hellos}).encode())
@@ -160,7 +145,7 @@ def test_an_answer_of_an_earlier_ring_is_not_believed() -> None:
 
 
 def test_a_store_in_which_something_else_writes() -> None:
-    store = Store()
+    store = DictStore()
     store.set("ring_reduce/odd/meeting/token", b"[1]")
     with pytest.raises(
         RingError, match=r"the Store holds as 'ring_reduce/odd/meeting/token' is no word of rank 0"

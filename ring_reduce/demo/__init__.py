@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ring_reduce.options import terminate_as_exit, whole_number, writable_file
+from ring_reduce.options import add_world, terminate_as_exit, whole_number, writable_file
 
 if TYPE_CHECKING:
     from .data import Job
@@ -30,13 +30,7 @@ MOST_EPOCHS = 1000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``ring-reduce demo``."""
-    parser.add_argument(
-        "--world",
-        type=whole_number(1, MOST_RANKS),
-        default=DEFAULT_WORLD,
-        metavar="N",
-        help=f"ranks, one process each: 1 to {MOST_RANKS} (default: %(default)s)",
-    )
+    add_world(parser, MOST_RANKS, default=DEFAULT_WORLD)
     parser.add_argument(
         "--device",
         type=_device,

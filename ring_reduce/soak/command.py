@@ -10,7 +10,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from ring_reduce.options import terminate_as_exit, whole_number, writable_file
+from ring_reduce.options import add_world, terminate_as_exit, whole_number, writable_file
 
 from .plan import FAULT_WEIGHTS, Orders
 
@@ -34,13 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--minutes", type=positive, default=1.0, metavar="M", help="how long (default: %(default)s)"
     )
-    parser.add_argument(
-        "--world",
-        type=whole_number(2, MOST_RANKS),
-        default=4,
-        metavar="N",
-        help="ranks, one process each (default: %(default)s)",
-    )
+    add_world(parser, MOST_RANKS, least=2, default=4)
     parser.add_argument(
         "--seed",
         type=whole_number(0, 2**32),

@@ -112,7 +112,7 @@ class CallPlan:
     dtype: str
     normalization: Normalization
     counts: tuple[float, ...] | None  # by member
-    library: str  # numpy or torch
+    arrays: str  # numpy or torch
     layout: str
     out_of_place: bool
     async_op: bool
@@ -124,7 +124,7 @@ class CallPlan:
         counts = "" if self.counts is None else f", counts {self.counts}"
         return (
             f"call {self.key[2]} of episode {self.key[1]}: {self.operation} of {self.elements} {self.dtype}, "
-            f"{self.normalization!r}{counts}, {self.layout} {self.library}"
+            f"{self.normalization!r}{counts}, {self.layout} {self.arrays}"
         )
 
 
@@ -203,7 +203,7 @@ def call_of(orders: Orders, episode: Episode, number: int) -> CallPlan:
         dtype=dtype,
         normalization=normalization,
         counts=counts,
-        library="torch" if dtype == "bfloat16" else numbers.choice(("numpy", "torch")),
+        arrays="torch" if dtype == "bfloat16" else numbers.choice(("numpy", "torch")),
         layout=numbers.choice(LAYOUTS if operation == "all_reduce" else FLAT_LAYOUTS),
         out_of_place=numbers.random() < 0.5,
         async_op=numbers.random() < 0.5,

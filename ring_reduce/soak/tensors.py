@@ -45,7 +45,7 @@ class Placed:
         step = 2 if plan.layout == "strided" else 1
         begin = 0 if plan.layout == "whole" else _MARGIN
         size = begin + elements * step + _MARGIN
-        if plan.library == "torch":
+        if plan.arrays == "torch":
             self._around: Any = torch.full((size,), POISON, dtype=getattr(torch, plan.dtype))
         else:
             self._around = np.full(size, POISON, plan.dtype)
@@ -53,7 +53,7 @@ class Placed:
         if plan.layout == "transposed":
             rows = next((n for n in (7, 3, 2) if elements % n == 0), 1)
             self.tensor = self.tensor.reshape(rows, elements // rows).T
-        self._is_torch = plan.library == "torch"
+        self._is_torch = plan.arrays == "torch"
 
     def put(self, values: Values) -> None:
         """Sets all elements, in the order of the tensor."""
