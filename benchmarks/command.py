@@ -125,6 +125,7 @@ def plan_of(args: argparse.Namespace, seat: Seat | None, notes: list[str]) -> Pl
         rotate_bytes=args.rotate or min(MOST_ROTATED_BYTES, 2 * last_level_cache_bytes()),
         spread=not args.no_spread,
         timeout=float(args.timeout),
+        together=args.together,
     )
 
 

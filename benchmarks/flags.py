@@ -116,6 +116,11 @@ def _add_how(group: argparse._ArgumentGroup) -> None:
         help="rotate buffers of together so many bytes a rank (default: twice the last-level cache, at most 256M)",
     )
     group.add_argument(
+        "--together",
+        action="store_true",
+        help="measure all types and sizes in the same rounds, and compare their time a byte; memory must hold them all",
+    )
+    group.add_argument(
         "--no-spread", action="store_true", help="leave it to the system which cores the ranks start on"
     )
     group.add_argument(

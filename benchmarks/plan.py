@@ -12,6 +12,13 @@ MOST_CALLS, LEAST_CALLS = 1600, 40
 LEAST_ROUNDS = 10  # what the interval of a ratio is resampled from, where so many calls are asked for
 
 
+class Case(NamedTuple):
+    """What is reduced."""
+
+    dtype: str
+    nbytes: int
+
+
 class Contender(NamedTuple):
     """A peer with an operation and a place for the result."""
 
@@ -38,9 +45,12 @@ class Plan:
     rotate_bytes: int = 64 << 20  # should exceed the last-level cache
     spread: bool = True  # a core of its own for each rank to start from, where there are as many
     timeout: float = 300.0  # seconds without progress
+    together: bool = False  # all types and sizes in the same rounds
 
     def repeats(self, nbytes: int) -> tuple[int, int]:
         """(rounds, counted calls a round) of every contender at a size: a function of the size alone."""
+        if self.together:
+            nbytes = max(self.sizes)
         calls = self.calls or min(MOST_CALLS, max(LEAST_CALLS, TRAFFIC_BYTES // max(1, nbytes)))
         burst = 16 if nbytes <= 256 << 10 else 4 if nbytes <= 4 << 20 else 1
         burst = max(1, min(burst, calls // LEAST_ROUNDS))
@@ -50,10 +60,14 @@ class Plan:
         """Rounds before the counted ones."""
         return 1 if self.warm_up_calls is None else -(-self.warm_up_calls // self.repeats(nbytes)[1])
 
-    def cases(self) -> list[tuple[str, int]]:
-        """(dtype, bytes) in the order in which they are measured. Bytes are whole elements."""
+    def groups(self) -> list[list[Case]]:
+        """The cases, those together that are measured in the same rounds."""
+        return [self.cases()] if self.together else [[case] for case in self.cases()]
+
+    def cases(self) -> list[Case]:
+        """In the order in which they are reported. Bytes are whole elements."""
         return [
-            (dtype, nbytes)
+            Case(dtype, nbytes)
             for dtype in self.dtypes
             for nbytes in dict.fromkeys(size - size % ITEM_BYTES[dtype] for size in self.sizes)
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,13 @@ from torch.distributed import PrefixStore
 from .alignment import StoreBarrier, aligned
 from .measurement import Exchange, Measurement, Report
 from .peers import Peer, Place, peer_class
-from .plan import Plan
+from .plan import Case, Plan
 from .timing import Timing
 from .watch import Watch
 
-GRACE_SECONDS = 10.0  # for another rank to say whom it waits for, before one that hangs is ended
+GRACE_SECONDS = (
+    2.0  # after those that wait for it have said so a rank that hangs ends; before others would end it
+)
 
 
 def run_rank(
@@ -32,7 +34,13 @@ def run_rank(
     exchange = Exchange(PrefixStore("exchange", store), rank=rank, world=world)
     places = {
         name: Place(
-            rank, world, PrefixStore(name, store), plan.rotate_bytes, _device(plan, local_rank), local_rank
+            rank,
+            world,
+            PrefixStore(name, store),
+            plan.rotate_bytes,
+            _device(plan, local_rank),
+            local_rank,
+            plan.timeout,
         )
         for name in plan.backends
     }
@@ -45,14 +53,13 @@ def run_rank(
         peers[name].setup(place)
     # An error leaves the peers open: closing one may wait for a rank that has failed.
     timing = Timing(plan, places[plan.backends[0]], alignment, peers, watch)
-    measurements = [_measure(timing, exchange, dtype, nbytes) for dtype, nbytes in plan.cases()]
+    found = [each for cases in plan.groups() for each in _measure(timing, exchange, cases)]
     # A peer may end its process group without waiting for others that still use it.
     alignment.align()
     for name in reversed(peers):
         watch(f"closing {name}")
         peers[name].close()
     watch.end()
-    found = [each for each in measurements if each is not None]
     return Report(found, one_host=not isinstance(alignment, StoreBarrier)) if rank == 0 else None
 
 
@@ -64,9 +71,13 @@ def _device(plan: Plan, local_rank: int) -> torch.device:
     return device
 
 
-def _measure(timing: Timing, exchange: Exchange, dtype: str, nbytes: int) -> Measurement | None:
-    """All ranks' figures of one case on rank 0, None on the others."""
-    ours, hops_ns = timing.measure(dtype, nbytes)
-    gathered = {contender: exchange.gather(found) for contender, found in ours.items()}
-    found = {contender: each for contender, each in gathered.items() if each is not None}
-    return Measurement(dtype, nbytes, found, np.array(hops_ns)) if found else None
+def _measure(timing: Timing, exchange: Exchange, cases: Sequence[Case]) -> list[Measurement]:
+    """All ranks' figures of cases that are measured together on rank 0, none on the others."""
+    ours, hops_ns = timing.measure(cases)
+    measurements = []
+    for case, by_contender in zip(cases, ours, strict=True):
+        gathered = {contender: exchange.gather(found) for contender, found in by_contender.items()}
+        found = {contender: each for contender, each in gathered.items() if each is not None}
+        if found:
+            measurements.append(Measurement(*case, found, np.array(hops_ns)))
+    return measurements

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .as_json import as_json
+from .cost import Cost, costs
 from .host import machine
 from .measurement import Measurement, Report
 from .peers import Op
@@ -158,11 +159,13 @@ class Figures:
 
     rows: list[Row]
     comparisons: list[Comparison]
+    costs: list[Cost]
 
 
 def figures_of(plan: Plan, report: Report) -> Figures:
     """Its rows and ratios: seconds of work, for the intervals."""
-    return Figures(rows(plan, report.measurements), comparisons(plan, report.measurements))
+    measured = report.measurements
+    return Figures(rows(plan, measured), comparisons(plan, measured), costs(plan, measured))
 
 
 def document(plan: Plan, report: Report, figures: Figures, load_at_start: float) -> dict[str, Any]:
@@ -184,6 +187,7 @@ def document(plan: Plan, report: Report, figures: Figures, load_at_start: float)
                 }
                 for comparison in figures.comparisons
             ],
+            "time_a_byte": figures.costs,
         }
     )
     return found

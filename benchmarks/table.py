@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from .cost import Cost
 from .measurement import Report
 from .peers import Op
 from .plan import INTEGERS, NCCL_NAMES, Plan
@@ -32,11 +33,14 @@ PLACE_COLUMNS: list[Column] = [
     ("p99", "(us)", 8),
 ]
 RANK_COLUMNS: list[Column] = [("error", "", 9), ("sent", "(B)", 11), ("2(n-1)s/n", "(B)", 11)]
-COMPARED_COLUMNS: list[Column] = [
+COST_COLUMNS: list[Column] = [
     ("size", "(B)", 11),
     ("type", "", 9),
     ("redop", "", 6),
     ("place", "", 6),
+]
+COMPARED_COLUMNS: list[Column] = [
+    *COST_COLUMNS,
     ("hop", "(ns)", 10),
     ("copy", "(us)", 9),
 ]
@@ -107,6 +111,8 @@ def table(plan: Plan, figures: Figures) -> list[str]:
             lines.append(f"# {backend} does not reduce {', '.join(absent)}")
     if figures.comparisons:
         lines += ["#", *_compared(plan, figures.comparisons)]
+    if figures.costs:
+        lines += ["#", *_time_a_byte(figures.costs)]
     return lines
 
 
@@ -169,6 +175,23 @@ def _compared(plan: Plan, compared: Sequence[Comparison]) -> list[str]:
         cells = [str(comparison.nbytes), NCCL_NAMES[comparison.dtype], comparison.op.value]
         cells += ["in" if comparison.in_place else "out", hop, figure(comparison.copy_us)]
         lines.append(_line(columns, [*cells, *(ratio_text(comparison.ratios.get(name)) for name in names)]))
+    return lines
+
+
+def _time_a_byte(costs: Sequence[Cost]) -> list[str]:
+    """Every type and size beside the first, a line for a contender of one."""
+    first = costs[0].dtype
+    columns = [("backend", "", 12), *COST_COLUMNS, (f"over {NCCL_NAMES[first]}", "", RATIO_WIDTH)]
+    columns.append(("over least size", "", RATIO_WIDTH))
+    lines = [
+        "# Time a byte, all measured together: ratios of medians with their 95 % interval",
+        *_titles(columns),
+    ]
+    for cost in costs:
+        cells = [cost.backend, str(cost.bytes), NCCL_NAMES[cost.dtype], Op[cost.op].value]
+        cells.append("in" if cost.in_place else "out")
+        cells += [ratio_text(cost.over_first_type), ratio_text(cost.over_least_size)]
+        lines.append(_line(columns, cells))
     return lines
 
 

@@ -147,9 +147,10 @@ def test_a_rank_that_fails_ends_the_run_with_its_cause(peer: str, cause: str, co
 def test_a_rank_that_hangs_ends_the_run_and_is_named(command: Command) -> None:
     done = command("bench", *SMALLEST, "--backend", "benchmark_cases:HangingPeer", "--timeout", "10")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "rank 1" in done.stderr
+    assert "rank 1 failed" in done.stderr
     assert "at: 64 bytes of float32" in done.stderr
     assert "in fail" in done.stderr  # where it hangs
+    assert "then rank 0 failed: RingTimeout" in done.stderr
 
 
 def test_under_torchrun_every_process_is_a_rank_and_rank_0_prints(tmp_path: Path) -> None:

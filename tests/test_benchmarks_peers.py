@@ -11,7 +11,7 @@ import torch
 from ring_reduce.benchmarks.peers import DTYPES, PEERS, Op, Place, UnknownPeer, missing, peer_class
 from ring_reduce.benchmarks.peers.copy import CopyPeer
 from ring_reduce.benchmarks.plan import Contender, Plan
-from ring_reduce.benchmarks.timing import contenders_of
+from ring_reduce.benchmarks.trial import contenders_of
 
 ALWAYS_THERE = ("ring", "gloo", "copy")
 

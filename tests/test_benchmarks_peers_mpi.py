@@ -17,7 +17,7 @@ import torch
 from ring_reduce.benchmarks import mpirun
 from ring_reduce.benchmarks.peers import Place
 from ring_reduce.benchmarks.peers.mpi import MpiPeer
-from ring_reduce.benchmarks.plan import Plan
+from ring_reduce.benchmarks.plan import Case, Plan
 from ring_reduce.benchmarks.timing import Timing
 from ring_reduce.benchmarks.watch import Watch
 from tools import require_tool
@@ -136,7 +136,7 @@ def test_a_timed_call_makes_no_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(world=1, sizes=(1024,), calls=10, rotate_bytes=4096, spread=False)
     aligned: Any = SimpleNamespace(align=lambda: events.append("align"), hop_ns=lambda: 1.0)
     watch = Watch(60.0, lambda _: None)
-    found, _ = Timing(plan, place, aligned, {"mpi": peer}, watch).measure("float32", 1024)
+    (found,), _ = Timing(plan, place, aligned, {"mpi": peer}, watch).measure([Case("float32", 1024)])
     watch.end()
     assert [each.wrong for each in found.values()] == [0, 0]
     starts = [index for index, event in enumerate(events) if event == "align"]

@@ -90,7 +90,7 @@ def test_the_file_is_json_whatever_was_found() -> None:
     written = json.loads(
         json.dumps(document(plan(), made_up, figures_of(plan(), made_up), 0.5), allow_nan=False)
     )
-    assert set(written) == {"machine", "plan", "rows", "comparisons"}
+    assert set(written) == {"machine", "plan", "rows", "comparisons", "time_a_byte"}
     assert all(set(row) == ROW_KEYS for row in written["rows"])
     assert written["machine"]["load_at_start"] == 0.5
     assert written["plan"]["backends"] == ["ring", "gloo", "copy"]

@@ -231,7 +231,7 @@ def other_algorithm(seat: Seat) -> str:
 
 def test_ranks_agree_on_the_algorithm(run: Run) -> None:
     for text in run(2, other_algorithm):
-        assert "algorithm is direct on rank 0 and ring on rank 1" in text
+        assert "algorithm is 'direct' on rank 0 and 'ring' on rank 1" in text
 
 
 def test_an_unknown_algorithm() -> None:

@@ -30,6 +30,7 @@ class Place:
     rotate_bytes: int  # buffers of together so many bytes have left the caches when their turn comes again
     device: torch.device
     local_rank: int  # among the ranks of this host
+    timeout: float = 300.0  # seconds that a call may wait for another rank, where the library takes a limit
 
 
 class Peer(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from .base import DTYPES, Op, Peer, Place
@@ -30,7 +31,13 @@ class GlooPeer(Peer):
         """Makes it the default process group, as a user's job does."""
         import torch.distributed as dist
 
-        dist.init_process_group("gloo", store=place.store, rank=place.rank, world_size=place.world)
+        dist.init_process_group(
+            "gloo",
+            store=place.store,
+            rank=place.rank,
+            world_size=place.world,
+            timeout=timedelta(seconds=place.timeout),
+        )
         self._all_reduce, self._world = dist.all_reduce, place.world
 
     def all_reduce(self, x: torch.Tensor, out: torch.Tensor, op: Op) -> None:

@@ -28,7 +28,9 @@ class RingPeer(Peer):
 
     def setup(self, place: Place) -> None:
         """Makes a ring of all ranks."""
-        self._ring = rr.Ring(place.store, rank=place.rank, world=place.world, name="benchmark")
+        self._ring = rr.Ring(
+            place.store, rank=place.rank, world=place.world, name="benchmark", timeout=place.timeout
+        )
         self._normalization = {Op.SUM: rr.SUM, Op.MEAN: rr.MEAN}
 
     def all_reduce(self, x: torch.Tensor, out: torch.Tensor, op: Op) -> None:
