@@ -1,7 +1,7 @@
-"""A ring's passes over one segment on a GPU: out = (x * x_scale + y * y_scale) / divisor, and the copy.
+"""A ring's pass over one segment on a GPU: out = (x * x_scale + y * y_scale) / divisor.
 
-To the bit what ``Combine`` of csrc/passes.h gives, into one place or two: the slot that is sent, and the user's output.
-Scales and divisor are arguments of the launch, so that no call allocates, copies from the host or waits for the device.
+To the bit what ``Combine`` of csrc/passes.h gives. Scales and divisor are arguments of the launch, so that no call
+allocates, copies from the host or waits for the device.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Sequence
 
 import torch
 import triton
@@ -33,8 +32,6 @@ SUM_TYPES = {
     torch.int32: tl.int32,
     torch.int64: tl.int64,
 }
-# What is copied, by the bytes of an element.
-WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
 @triton.jit
@@ -46,7 +43,6 @@ def _number(word, TYPE: tl.constexpr):
 @triton.jit
 def _combine_block(
     out,
-    second_out,
     x,
     y,
     inside,
@@ -71,19 +67,13 @@ def _combine_block(
         by = _number(divisor, SUM_TYPE)
         # The operator is an approximation in float32.
         total = tl.div_rn(total.to(SUM_TYPE), by) if by.dtype == tl.float32 else total / by
-    result = total.to(out.dtype.element_ty)
-    tl.store(out, result, mask=inside)
-    if second_out is not None:
-        tl.store(second_out, result, mask=inside)
+    tl.store(out, total.to(out.dtype.element_ty), mask=inside)
 
 
 # Not specialized: of each type there are few variants, which differ by what the constants say and nothing else.
-@triton.jit(
-    do_not_specialize=["out", "second_out", "x", "y", "elements", "x_scale", "y_scale", "divisor"],
-)
+@triton.jit(do_not_specialize=["out", "x", "y", "elements", "x_scale", "y_scale", "divisor"])
 def combine_kernel(
     out,
-    second_out,
     x,
     y,
     elements: tl.int64,
@@ -96,25 +86,22 @@ def combine_kernel(
     ALIGNMENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """out = second_out = (x * x_scale + y * y_scale) / divisor; ``second_out`` and ``y`` may be None."""
+    """out = (x * x_scale + y * y_scale) / divisor; ``y`` may be None."""
     begin = tl.program_id(0).to(tl.int64) * BLOCK
     rest = elements - begin
     offsets = tl.arange(0, BLOCK)
     out = tl.multiple_of(out + begin, ALIGNMENT) + offsets
     x = tl.multiple_of(x + begin, ALIGNMENT) + offsets
-    if second_out is not None:
-        second_out = tl.multiple_of(second_out + begin, ALIGNMENT) + offsets
     if y is not None:
         y = tl.multiple_of(y + begin, ALIGNMENT) + offsets
     if rest >= BLOCK:  # a mask that differs from element to element would split wide accesses
-        _combine_block(out, second_out, x, y, True, x_scale, y_scale, divisor, SUM_TYPE, SCALED, DIVIDED)
+        _combine_block(out, x, y, True, x_scale, y_scale, divisor, SUM_TYPE, SCALED, DIVIDED)
     else:
-        inside = offsets < rest
-        _combine_block(out, second_out, x, y, inside, x_scale, y_scale, divisor, SUM_TYPE, SCALED, DIVIDED)
+        _combine_block(out, x, y, offsets < rest, x_scale, y_scale, divisor, SUM_TYPE, SCALED, DIVIDED)
 
 
 def combine(
-    outs: Sequence[torch.Tensor],
+    out: torch.Tensor,
     x: torch.Tensor,
     y: torch.Tensor | None = None,
     *,
@@ -122,12 +109,13 @@ def combine(
     y_scale: float = 1.0,
     divisor: float = 1.0,
 ) -> None:
-    """``out = (x * x_scale + y * y_scale) / divisor`` into one or two ``outs``, on the current stream of their device.
+    """``out = (x * x_scale + y * y_scale) / divisor``, on the current stream of their device.
 
     All are 1-D, contiguous and of one type, size and device. Computed in float64 for float64, in float32 for float32,
     float16 and bfloat16, each operation rounded and nothing fused, then rounded once to the type; int32 and int64 are
-    added and wrap. Scales of 1, a divisor of 1 and a ``y`` of None cost nothing. An out may be x or y; else it overlaps
-    neither. ``TypeError`` for other types, ``ValueError`` for other shapes or for scales and divisors of integers.
+    added and wrap. Scales of 1, a divisor of 1 and a ``y`` of None cost nothing; all of them make a copy, to the bit.
+    ``out`` may be x or y; else it overlaps neither. ``TypeError`` for other types, ``ValueError`` for other shapes or
+    for scales and divisors of integers.
     """
     if x.dtype not in SUM_TYPES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in SUM_TYPES)
@@ -139,26 +127,23 @@ def combine(
             f"x is {x.dtype} with scales {x_scale} and {y_scale} and divisor {divisor}; integers can only be added, "
             f"with all three 1"
         )
-    _check(outs, x, y)
+    tensors = {"x": x, "out": out} if y is None else {"x": x, "out": out, "y": y}
+    _check(tensors)
+    elements = x.numel()
+    if elements == 0:
+        return
     words = struct.unpack("3q", struct.pack("3d", x_scale, y_scale, divisor))
-    _launch(outs, x, y, words, scaled=scaled, divided=divided)
-
-
-def copy(outs: Sequence[torch.Tensor], x: torch.Tensor) -> None:
-    """The bits of ``x`` in one or two ``outs``, on the current stream of their device.
-
-    All are 1-D, contiguous and of one type (any that torch has), size and device. An out may be x; else it does not
-    overlap it. ``TypeError`` for other types, ``ValueError`` for other shapes.
-    """
-    _check(outs, x)
-    word = WORDS[x.element_size()]
-    _launch([out.view(word) for out in outs], x.view(word), None, (0, 0, 0), scaled=False, divided=False)
+    wide = all(tensor.data_ptr() % WIDE_BYTES == 0 for tensor in tensors.values())
+    constants = variant(x.dtype, scaled=scaled, divided=divided, wide=wide)
+    grid = (triton.cdiv(elements, BLOCK),)
+    with torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext():
+        combine_kernel[grid](out, x, y, elements, *words, **constants, **OPTIONS)
 
 
 def variant(dtype: torch.dtype, *, scaled: bool, divided: bool, wide: bool) -> dict[str, object]:
     """The kernel's constants for elements of this type."""
     return {
-        "SUM_TYPE": SUM_TYPES.get(dtype),
+        "SUM_TYPE": SUM_TYPES[dtype],
         "SCALED": scaled,
         "DIVIDED": divided,
         "ALIGNMENT": WIDE_BYTES if wide else 1,
@@ -166,33 +151,10 @@ def variant(dtype: torch.dtype, *, scaled: bool, divided: bool, wide: bool) -> d
     }
 
 
-def _launch(
-    outs: Sequence[torch.Tensor],
-    x: torch.Tensor,
-    y: torch.Tensor | None,
-    words: tuple[int, ...],
-    *,
-    scaled: bool,
-    divided: bool,
-) -> None:
-    """``words``: the bits of x_scale, y_scale and divisor."""
-    elements = x.numel()
-    if elements == 0:
-        return
-    tensors = [*outs, x] if y is None else [*outs, x, y]
-    wide = all(tensor.data_ptr() % WIDE_BYTES == 0 for tensor in tensors)
-    constants = variant(x.dtype, scaled=scaled, divided=divided, wide=wide)
-    second_out = outs[1] if len(outs) == 2 else None
-    grid = (triton.cdiv(elements, BLOCK),)
-    with torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext():
-        combine_kernel[grid](outs[0], second_out, x, y, elements, *words, **constants, **OPTIONS)
-
-
-def _check(outs: Sequence[torch.Tensor], x: torch.Tensor, y: torch.Tensor | None = None) -> None:
-    if not 1 <= len(outs) <= 2:
-        raise ValueError(f"{len(outs)} outs; a pass writes one or two")
-    named = [("x", x), *((f"out {i}", out) for i, out in enumerate(outs))]
-    for name, tensor in named if y is None else [*named, ("y", y)]:
+def _check(tensors: dict[str, torch.Tensor]) -> None:
+    """All by their names, x among them."""
+    x = tensors["x"]
+    for name, tensor in tensors.items():
         if tensor.dtype is not x.dtype:
             raise TypeError(f"{name} is {tensor.dtype} but x is {x.dtype}: all have to be of one type")
         if tensor.dim() != 1 or not tensor.is_contiguous():

@@ -34,6 +34,8 @@ def why_unavailable() -> str | None:
 class VirtualRing:
     """A ring whose ``world`` ranks all run on the current GPU, in one cooperative launch a call.
 
+    It has all_reduce alone, which makes every move of the schedule: it is there to test the kernel and to measure it.
+
     Args:
         world: virtual ranks, 1 to 16.
         lanes: thread blocks a rank that large calls use; default: as many as run at the same time.

@@ -1,6 +1,7 @@
 """Calls on a CUDA device: enqueued on a stream, with events for who waits. Nothing here makes the host wait.
 
-A transport may: cuda_ipc never does, process_group does where ranks have to agree first (``group_agreement.py``).
+A transport may: cuda_ipc never does, process_group does where ranks have to agree first (``group_agreement.py``): in
+calls that are new to them, and in each with a count, for whose value it waits if that lies on the device.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class DeviceCalls:
         """
         import torch
 
+        # Of a fork too: CUDA says less there, and the lock may be held by a thread that does not run.
+        self._engine.check()
         with torch.cuda.device(self.device), self._lock:
             capturing = torch.cuda.is_current_stream_capturing()
             if capturing and call.normalization.uses_count and isinstance(call.count, float):

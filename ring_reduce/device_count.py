@@ -1,4 +1,8 @@
-"""A count that lies on a device, and is added up and divided by there: the host never waits for its value."""
+"""A count that lies on a device, and is added up there: adding never waits for its value.
+
+Nor does the call that divides by it over cuda_ipc, whose kernel reads it. Over process_group the host waits in each
+call with a count until the device has it, since all ranks tell each other theirs before anything is sent.
+"""
 
 from __future__ import annotations
 

@@ -47,6 +47,10 @@ def on_card(x: torch.Tensor) -> torch.Tensor:
     return x.as_subclass(OnCard)
 
 
+def ramp(size: int = 6) -> torch.Tensor:
+    return on_card(torch.arange(1.0, size + 1))
+
+
 def values(x: Any) -> list[Any]:
     """What the device holds."""
     found: list[Any] = x.as_subclass(torch.Tensor).tolist()
@@ -103,9 +107,14 @@ class FakeCuda:
         """Makes a stream of the user's the current one."""
         return self._stream(FakeStream(self, name))
 
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In place of torch's, which has no device here."""
-        OnCard.machine = self
+    @classmethod
+    def installed(cls, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+        """One in place of torch's, which has no device here."""
+        fake = OnCard.machine = cls()
+        fake._install(monkeypatch)
+        return fake
+
+    def _install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         replaced = {
             "current_stream": self._current_stream,
             "default_stream": lambda device: FakeStream(self, "default"),

@@ -263,6 +263,24 @@ def test_virtual_ranks(run: Run, module: Path) -> None:
     assert run(1, virtual_ring, module) == [[""] * 3]
 
 
+def too_many_blocks(seat: Seat, module: Path) -> tuple[str, int]:
+    """What a GPU says that runs 12 blocks at the same time, and what it then holds."""
+    with gpu(seat, module) as mine:
+        from ring_reduce import _cuda
+
+        settings = {"segment_bytes": 128, "depth": 3, "window": 2, "timeout_s": 20.0, "first_segment": 0}
+        error = caught(lambda: _cuda.VirtualRing(world=5, lanes=3, **settings))  # type: ignore[arg-type]
+        return f"{type(error).__name__}: {error}", mine.held()
+
+
+def test_virtual_ranks_that_would_wait_for_each_other_for_ever_are_refused(run: Run, module: Path) -> None:
+    """Blocks that do not run at the same time."""
+    ((text, held),) = run(1, too_many_blocks, module)
+    assert text.startswith("ValueError: ")
+    assert "12 at the same time; use at least 1 and at most 2 lanes" in text
+    assert held == 0
+
+
 def test_poison_is_seen() -> None:
     """The comparison can fail."""
     case = Case("float32", 10, rr.MEAN)

@@ -160,8 +160,7 @@ class FakeArray(Shared):
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """With CuPy, whose current stream is 7, and a DLPack of torch that makes tensors on the card."""
-    fake = FakeCuda()
-    fake.install(monkeypatch)
+    fake = FakeCuda.installed(monkeypatch)
     from_dlpack = torch.from_dlpack
     monkeypatch.setattr(torch, "from_dlpack", lambda capsule: on_card(from_dlpack(capsule)))
     FakeArray.log = []

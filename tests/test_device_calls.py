@@ -12,15 +12,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import ring_reduce as rr
-from fake_device import CARD, WORLD, FakeCuda, FakeEngine, make_ring, on_card, values
+from fake_device import CARD, FakeCuda, FakeEngine, make_ring, on_card, ramp, values
 from ring_reduce.device_calls import DeviceWork
 
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    fake = FakeCuda()
-    fake.install(monkeypatch)
-    return fake
+    return FakeCuda.installed(monkeypatch)
 
 
 @pytest.fixture
@@ -32,10 +30,6 @@ def engine(cuda: FakeCuda) -> FakeEngine:
 def ring(engine: FakeEngine) -> Iterator[rr.Ring]:
     with make_ring(engine) as made:
         yield made
-
-
-def ramp(size: int = 6) -> torch.Tensor:
-    return on_card(torch.arange(1.0, size + 1))
 
 
 DOUBLED = [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]
@@ -115,97 +109,6 @@ def test_every_operation(cuda: FakeCuda, ring: rr.Ring) -> None:
     assert cuda.kept == [(x.data_ptr(), "ring"), (out.data_ptr(), "ring")]
 
 
-COUNTS: dict[str, Callable[[], Any]] = {
-    "float64": lambda: on_card(torch.tensor([4.0], dtype=torch.float64)),
-    "int64": lambda: on_card(torch.tensor(4)),
-}
-
-
-@pytest.mark.parametrize("kind", COUNTS)
-def test_a_count_on_the_device_is_not_read(
-    kind: str, cuda: FakeCuda, engine: FakeEngine, ring: rr.Ring
-) -> None:
-    """The fake tensor raises where the host would."""
-    x = ramp()
-    ring.all_reduce(x, rr.DIVIDE_BY_COUNT, count=COUNTS[kind]())
-    assert values(x) == [value / 8 for value in DOUBLED]
-    ring.all_reduce(x, rr.WEIGHTED_MEAN, count=COUNTS[kind](), async_op=True)
-    assert values(x) == [value / 8 for value in DOUBLED]
-    (_, call) = engine.calls
-    assert call.count.dtype is torch.float64
-    assert call.count.shape == ()
-    assert (call.count.data_ptr(), "ring") in cuda.kept
-
-
-def test_a_count_of_the_host_is_a_number(engine: FakeEngine, ring: rr.Ring) -> None:
-    ring.all_reduce(ramp(), rr.DIVIDE_BY_COUNT, count=torch.tensor(3))
-    ring.all_reduce(ramp(), rr.DIVIDE_BY_COUNT, count=np.float32(0.5))
-    assert [call.count for call in engine.calls] == [3.0, 0.5]
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (torch.zeros(2), r"of shape \(2,\) on cuda:0; it has to be one number, on cuda:0 or on the host"),
-        (torch.tensor(True), "count is torch.bool"),
-        (torch.tensor(1j), "count is torch.complex64"),
-    ],
-)
-def test_what_is_no_count_on_the_device(
-    count: torch.Tensor, text: str, cuda: FakeCuda, ring: rr.Ring
-) -> None:
-    with pytest.raises(rr.CountError, match=text):
-        ring.all_reduce(ramp(), rr.DIVIDE_BY_COUNT, count=on_card(count))
-    with pytest.raises(rr.CountError, match="on meta; it has to be one number, on cuda:0"):
-        ring.all_reduce(ramp(), rr.DIVIDE_BY_COUNT, count=torch.tensor(3.0, device="meta"))
-    with pytest.raises(rr.CountError, match="count is -1"):
-        ring.all_reduce(ramp(), rr.DIVIDE_BY_COUNT, count=-1)
-    assert cuda.log == []
-
-
-def test_totals_are_asked_of_the_device(cuda: FakeCuda, ring: rr.Ring) -> None:
-    assert ring.stats.last_count == 0
-    work = ring.all_reduce(ramp(), rr.DIVIDE_BY_COUNT, count=3, async_op=True)
-    ring.all_reduce(ramp())  # has no count
-    assert "host" not in " ".join(cuda.log)
-    assert work.total_count == WORLD * 3
-    assert cuda.log[-1] == "host waits for event 1"
-    assert ring.all_reduce(ramp(), async_op=True).total_count == 0
-    ring.all_reduce(ramp(), rr.DIVIDE_BY_COUNT, count=5)
-    assert ring.stats.last_count == WORLD * 5
-    assert work.total_count == WORLD * 3, "it is known"
-
-
-def test_a_total_that_the_device_no_longer_has_is_an_error(ring: rr.Ring) -> None:
-    work = ring.all_reduce(ramp(), rr.DIVIDE_BY_COUNT, count=3, async_op=True)
-    ring.all_reduce(ramp(), rr.DIVIDE_BY_COUNT, count=5)
-    with pytest.raises(RuntimeError, match="keeps the total count of its last call only"):
-        _ = work.total_count
-
-
-@pytest.mark.parametrize("async_op", [False, True])
-def test_a_captured_call_takes_its_count_from_the_device(
-    async_op: bool, cuda: FakeCuda, ring: rr.Ring
-) -> None:
-    cuda.capturing = True
-    x = ramp()
-    with pytest.raises(rr.CountError, match=r"count=3 would stay .*; pass a float64 tensor on cuda:0"):
-        ring.all_reduce(x, rr.DIVIDE_BY_COUNT, count=3, async_op=async_op)
-    assert cuda.log == []
-    assert values(x) == values(ramp())
-    ring.all_reduce(x, rr.divide_by(4), async_op=async_op)
-    result = ring.all_reduce(
-        x, rr.DIVIDE_BY_COUNT, count=on_card(torch.tensor(3.0).double()), async_op=async_op
-    )
-    if async_op:
-        cuda.running.clear()
-        assert not result.done(), "no event of a capture can be asked"
-        result.wait()
-        assert cuda.log[-1] == "main waits for event 2", "joins what it forked"
-    assert ring.stats.last_count == 6
-    assert cuda.log[-1] == "host waits for all"
-
-
 def test_an_error_leaves_nothing_beside_the_callers_stream(
     cuda: FakeCuda, engine: FakeEngine, ring: rr.Ring
 ) -> None:
@@ -242,6 +145,24 @@ def test_a_failure_of_the_device_is_raised_by_wait_and_by_the_next_call(
         with pytest.raises(rr.RingTimeout, match="by the test"):
             call()
     assert cuda.log.count("run on main") == 0
+
+
+def test_a_fork_gets_the_ring_s_error_and_not_cuda_s(
+    engine: FakeEngine, ring: rr.Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it wait for a thread of its parent."""
+
+    def no_cuda(device: torch.device) -> None:
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+
+    assert ring._device_calls is not None
+    with ring._device_calls._lock, monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "device", no_cuda)
+        engine.failure = rr.RingClosed("this process is a fork of the one that made the ring")
+        for async_op in (False, True):
+            with pytest.raises(rr.RingClosed, match="is a fork"):
+                ring.all_reduce(ramp(), async_op=async_op)
+    engine.failure = None
 
 
 def test_tensors_elsewhere_are_refused(cuda: FakeCuda, ring: rr.Ring) -> None:

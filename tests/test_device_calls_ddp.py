@@ -36,8 +36,7 @@ class Bucket:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    fake = FakeCuda()
-    fake.install(monkeypatch)
+    fake = FakeCuda.installed(monkeypatch)
     monkeypatch.setattr(ddp, "_outside_backward", lambda: False)
     return fake
 

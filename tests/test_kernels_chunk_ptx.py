@@ -27,8 +27,6 @@ TRITON_NAMES = {
     torch.bfloat16: "bf16",
     torch.int64: "i64",
     torch.int32: "i32",
-    torch.int16: "i16",
-    torch.int8: "i8",
 }
 THREADS = 128
 NARROW = "narrow, or with other accesses"
@@ -38,7 +36,7 @@ Compile = Callable[..., Compiled]
 
 @pytest.fixture(scope="module")
 def compile_pass(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compile]:
-    """``compile_pass(capability, dtype, ...)``: as launched with two outs, and once for all tests."""
+    """``compile_pass(capability, dtype, ...)``: as launched, and once for all tests."""
     require_tool("triton", "pip install triton==3.9.0")
     if os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("TRITON_INTERPRET=1: nothing can be compiled")
@@ -56,7 +54,7 @@ def compile_pass(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compile]:
         **options: Any,
     ) -> Compiled:
         module = load(path)
-        pointers = dict.fromkeys(("out", "second_out", "x", "y"), f"*{TRITON_NAMES[dtype]}")
+        pointers = dict.fromkeys(("out", "x", "y"), f"*{TRITON_NAMES[dtype]}")
         constants = module.variant(dtype, scaled=scaled, divided=divided, wide=wide)
         if not with_y:
             constants["y"] = None
@@ -80,13 +78,13 @@ def products_that_are_fused(ptx: str) -> list[str]:
 
 
 def wrong(compiled: Compiled, dtype: torch.dtype, *, loads: int = 2, scaled: bool, divided: bool) -> set[str]:
-    """What a pass with two outs must not be. ``loads``: of whole tensors."""
+    """What a pass must not be. ``loads``: of whole tensors."""
     from ring_reduce.kernels.chunk import BLOCK
 
     a_tensor = BLOCK * dtype.itemsize // (16 * THREADS)
     bits = 64 if dtype is torch.float64 else 32
     checks = {
-        NARROW: wide_accesses(compiled.ptx) != {"ld": loads * a_tensor, "st": 2 * a_tensor},
+        NARROW: wide_accesses(compiled.ptx) != {"ld": loads * a_tensor, "st": a_tensor},
         "spilled": spilled_bytes(compiled.ptxas) > 0 or re.search(r"\b(?:ld|st)\.local", compiled.ptx),
         "fused": products_that_are_fused(compiled.ptx),
         "inexact": re.search(r"\.ftz\b|\bdiv\.(?:full|approx)|\brcp\.", compiled.ptx),
@@ -130,20 +128,23 @@ def test_misaligned(compile_pass: Compile) -> None:
     assert set(accesses(compiled.ptx)) == {"ld.global.b16", "st.global.b16"}
 
 
-@pytest.mark.parametrize("word", [torch.int8, torch.int16], ids=str)
-def test_copy(compile_pass: Compile, word: torch.dtype) -> None:
-    compiled = compile_pass(90, word, with_y=False)
-    assert wrong(compiled, word, loads=1, scaled=False, divided=False) == set()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64], ids=str)
+def test_copy(compile_pass: Compile, dtype: torch.dtype) -> None:
+    """Of which nothing is computed."""
+    compiled = compile_pass(90, dtype, with_y=False)
+    assert wrong(compiled, dtype, loads=1, scaled=False, divided=False) == set()
+    assert "cvt." not in re.sub(r"cvt\.[us]\d+\.[us]\d+", "", compiled.ptx)  # but those of addresses
 
 
 @pytest.mark.parametrize(
     ("text", "fault", "divided", "finding"),
     [
-        ("second_out, x, y, True, x_scale", "second_out, x, y, offsets < rest, x_scale", True, NARROW),
-        ("multiple_of(second_out + begin, ALIGNMENT)", "multiple_of(second_out + begin, 4)", True, NARROW),
-        ("tl.store(second_out, result", "tl.store(second_out, tl.load(out, mask=inside)", True, NARROW),
+        ("out, x, y, True, x_scale", "out, x, y, offsets < rest, x_scale", True, NARROW),
+        ("multiple_of(out + begin, ALIGNMENT)", "multiple_of(out + begin, 4)", True, NARROW),
         ("by = _number(", "by = tl.load(out, mask=inside) + _number(", True, NARROW),
         ("tl.div_rn(total.to(SUM_TYPE), by)", "total / by", True, "inexact"),
+        # It flushes denormals to 0, as div_rn itself did before Triton 3.6.
+        ("tl.div_rn(total.to(SUM_TYPE), by)", "tl.extra.cuda.libdevice.div_rn(total, by)", True, "inexact"),
         ("tl.div_rn(total.to(SUM_TYPE), by)", "total * tl.div_rn(1.0, by)", True, "scaled wrongly"),
         ("    if DIVIDED:", "    if True:", False, "divided wrongly"),
         ("    if SCALED:\n        total", "    if True:\n        total", False, "scaled wrongly"),
@@ -178,4 +179,4 @@ def test_variants_are_few(compile_pass: Compile) -> None:
 
     arguments = [p for p in combine_kernel.params if not p.is_constexpr]
     assert all(p.do_not_specialize for p in arguments)
-    assert [p.annotation_type for p in arguments] == ["", "", "", "", "i64", "i64", "i64", "i64"]
+    assert [p.annotation_type for p in arguments] == ["", "", "", "i64", "i64", "i64", "i64"]

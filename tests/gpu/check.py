@@ -51,6 +51,7 @@ STEPS = [
     program("ipc", 240),
     program("device_calls", 160),
     program("ddp", 160),
+    program("bench", 120),
     program("sanitizers", 170),
 ]
 

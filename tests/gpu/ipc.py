@@ -24,11 +24,13 @@ from gpu_cases import GUARD, Case, Placed, differences, normalizations
 import ring_reduce as rr
 from ring_reduce.probe import DirectoryStore
 
-CHECK_TIMEOUT_S = 60.0
+CHECK_TIMEOUT_S = 90.0
 # Ranks that share a GPU without MPS take turns of milliseconds.
 RING_TIMEOUT_S = 30.0
-RINGS = 200
-MOST_GROWTH_BYTES = 8 << 20  # of the GPU's memory over all of them: one ring's would be 200 times as much
+RINGS = 1000
+# Ends the check of many rings in time to say how many there were: a time-out would tell neither that nor the memory.
+RINGS_S = 70.0
+MOST_GROWTH_BYTES = 8 << 20  # of the GPU's memory over all rings; had each left its 2 MB, it would be 2 GB
 
 
 EXPANDABLE = dict.fromkeys(("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"), "expandable_segments:True")
@@ -43,7 +45,7 @@ class Rank:
         self.store = DirectoryStore(Path(directory), timeout=RING_TIMEOUT_S)
         torch.cuda.set_device(self.device)
 
-    def ring(self, name: str = "ring", timeout: float = RING_TIMEOUT_S) -> rr.Ring:
+    def ring(self, name: str = "ring", timeout: float = RING_TIMEOUT_S, lanes: int | None = None) -> rr.Ring:
         """A new one of all ranks."""
         return rr.Ring(
             self.store,
@@ -51,6 +53,7 @@ class Rank:
             world=self.world,
             name=name,
             timeout=timeout,
+            lanes=lanes,
             device=self.device,
             transport="cuda_ipc",
         )
@@ -117,19 +120,26 @@ def graph_and_streams(here: Rank) -> str:
 
 
 def many_rings(here: Rank) -> str:
-    """Made and closed, with a call each: the GPU's memory stays as it is."""
-    x = torch.ones(1000, device=here.device)
-    free = []
-    for number in range(RINGS):
-        with here.ring(f"ring {number}") as ring:
-            ring.all_reduce(x, rr.MEAN)
-            torch.cuda.synchronize()
-        if number in (9, RINGS - 1):
+    """Made and closed, with a call each: the GPU's memory and the process's descriptors stay as they are. Fewer than
+    1,000 of them in the time that there is are a failure that says how many."""
+    begin, number, late = time.monotonic(), 0, False
+    held = []
+    while number < RINGS and not late:
+        with here.ring(f"ring {number}", lanes=1) as ring:
+            # The ranks stop together: by the clock of rank 0.
+            x = torch.full((1000,), float(here.rank == 0 and time.monotonic() - begin > RINGS_S))
+            late = bool(ring.all_reduce(x.to(here.device)).sum() > 0)
+        number += 1
+        if number in (10, RINGS) or late:
             torch.cuda.empty_cache()
-            free.append(torch.cuda.mem_get_info(here.device)[0])
-    assert bool((x == 1).all())
-    assert free[0] - free[1] < MOST_GROWTH_BYTES, free
-    return f"{RINGS} rings, {free[0] - free[1]} bytes more"
+            held.append((-torch.cuda.mem_get_info(here.device)[0], len(os.listdir("/proc/self/fd"))))
+    more, descriptors = (after - before for before, after in zip(held[0], held[-1], strict=True))
+    seconds = time.monotonic() - begin
+    said = f"{number} rings in {seconds:.0f} s, {more} bytes and {descriptors} descriptors more"
+    assert more < MOST_GROWTH_BYTES, said
+    assert descriptors == 0, said
+    assert number == RINGS, f"{said}; there should be {RINGS}"
+    return said
 
 
 def killed(here: Rank) -> str:
