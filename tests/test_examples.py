@@ -27,6 +27,7 @@ SPOILT = {
     "numpy_all_reduce.py": ("count=len(rows)", "count=1"),
     "ddp_unequal_batches.py": ("add_count(len(inputs))", "add_count(1)"),
     "cupy_all_reduce.py": ("count=len(rows)", "count=1"),
+    "elastic.py": ("add_count(len(inputs))", "add_count(1)"),
     "ddp_on_gpus.py": ("add_count((labels != IGNORED).sum())", "add_count(labels.numel())"),
     "token_counts.py": ("int((labels != IGNORED).sum()))\n            #", "labels.numel())\n            #"),
 }
@@ -70,12 +71,15 @@ def run_recipe(seat: Seat, path: Path, port: int) -> tuple[Exception | None, str
         RANK=str(seat.rank), WORLD_SIZE=str(seat.world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
     ours = sys.modules.pop("launch")  # the examples have a module of that name too
+    words = sys.argv
+    sys.argv = [str(path), str(seat.directory / str(seat.job))]  # a folder, which is empty
     sys.path.insert(0, str(path.parent))
     try:
         with contextlib.redirect_stdout(io.StringIO()) as said:
             error = caught(lambda: runpy.run_path(str(path), run_name="__main__"))
     finally:
         sys.path.remove(str(path.parent))
+        sys.argv = words
         sys.modules["launch"] = ours
         for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
             del os.environ[name]

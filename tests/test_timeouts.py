@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,7 +40,7 @@ def test_a_rank_that_never_calls_is_named(run: Run, async_op: bool) -> None:
     for error in errors:
         assert type(error) is rr.RingTimeout
         assert "rank 1 has not made call 2 (it has completed 1)" in str(error)
-        assert "in 1.0 s" in str(error)
+        assert re.search(r"in [1-9]\d*\.\d s", str(error))  # 1.0, and more where the machine is busy
         assert "is that process alive" in str(error)
         assert str(error) == str(errors[0])
 
