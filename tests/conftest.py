@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import builds
 import forks
 from launch import Team
 from ring_reduce import cli, processes
@@ -23,6 +24,22 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 def pytest_configure() -> None:
     """A job in the background of a script ignores Ctrl-C, and so would every process that the tests interrupt."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is built ahead comes last."""
+    items.sort(key=builds.compiles)
+
+
+def pytest_runtest_setup() -> None:
+    builds.end_if_alone()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _builds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    directory = tmp_path_factory.mktemp("builds")
+    with builds.session(directory, request.session.items, request.config.rootpath):
+        yield
 
 
 @pytest.fixture(scope="session")

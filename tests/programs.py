@@ -9,12 +9,11 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import builds
+
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 NATIVE = ROOT / "tests" / "native"
-
-# Of this session, by what they were made of: a copy of csrc/ with a fault differs from it in one file.
-_objects: dict[str, Path] = {}
 
 
 def compile_object(source: Path, csrc: Path, directory: Path, *options: str) -> Path:
@@ -24,15 +23,16 @@ def compile_object(source: Path, csrc: Path, directory: Path, *options: str) -> 
     """
     command = [os.environ.get("CXX", "g++"), "-std=c++20", "-ffp-contract=off", "-pthread", "-g1", *options]
     key = hashlib.sha256("\0".join([*command, *_texts_of(source, csrc).values()]).encode()).hexdigest()
-    if key in _objects and _objects[key].exists():
-        return _objects[key]
-    output = directory / key[:16] / f"{source.stem}.o"  # of one source there may be several, by their options
-    output.parent.mkdir(exist_ok=True)
-    command += [f"-I{csrc}", "-c", str(source), "-o", str(output)]
+    compiled = [*command, f"-I{csrc}", "-c", str(source), "-o"]
+    return builds.once(
+        key[:16], f"{source.stem}.o", directory, lambda output: _say_why(*compiled, str(output))
+    )
+
+
+def _say_why(*command: str) -> None:
+    """Runs a compiler. Why it fails is the failure of the test."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    _objects[key] = output
-    return output
 
 
 def _texts_of(path: Path, csrc: Path) -> dict[str, str]:
@@ -58,9 +58,8 @@ def join(name: str, sources: list[str], directory: Path) -> Path:
 
 
 def link(objects: list[Path], output: Path, *options: str) -> Path:
-    command = [os.environ.get("CXX", "g++"), "-pthread", *options, *map(str, objects), "-o", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    builds.stop_ahead()  # what comes now takes little time, or is the test itself
+    _say_why(os.environ.get("CXX", "g++"), "-pthread", *options, *map(str, objects), "-o", str(output))
     return output
 
 

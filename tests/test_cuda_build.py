@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import builds
 from cuda_lint import INSTALL_NVCC
 from programs import ROOT
 from tools import require_tool
@@ -104,14 +105,19 @@ except ring_reduce.RingError as error:
 """
 
 
-def test_it_builds_and_says_that_there_is_no_gpu(tmp_path: Path) -> None:
-    """It loads without a driver. Where there is a GPU it is hidden."""
-    nvcc = require_tool("nvcc", INSTALL_NVCC)
-    build = [sys.executable, "-c", BUILD, nvcc, str(tmp_path)]
+def build_cuda(nvcc: str, directory: Path) -> None:
+    build = [sys.executable, "-c", BUILD, nvcc, str(directory)]
     environment = {**os.environ, "RING_REDUCE_CUDA_ARCH": "90"}
     done = subprocess.run(build, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    (module,) = (tmp_path / "ring_reduce").glob("_cuda*.so")
+
+
+def test_it_builds_and_says_that_there_is_no_gpu(tmp_path: Path) -> None:
+    """It loads without a driver. Where there is a GPU it is hidden."""
+    nvcc = require_tool("nvcc", INSTALL_NVCC)
+    built = builds.once("_cuda", "built", tmp_path, lambda directory: build_cuda(nvcc, directory))
+    builds.stop_ahead()
+    (module,) = (built / "ring_reduce").glob("_cuda*.so")
     ask = [sys.executable, "-c", ASK, str(module)]
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(ask, env=hidden, capture_output=True, text=True, check=False)

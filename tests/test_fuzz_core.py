@@ -125,6 +125,8 @@ def test_no_peer_breaks_more_than_its_ring(hostile_peers: Path, tmp_path: Path) 
         command, capture_output=True, text=True, check=False, env={**os.environ, **ENVIRONMENT}
     )
     assert done.returncode == 0, done.stderr[-8000:]
+    if MINUTES:
+        print("\n".join(line for line in done.stderr.splitlines() if line.startswith("stat::")))
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import builds
 import ring_reduce
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,18 +94,23 @@ def source_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def test_wheel(source_tree: Path, tmp_path: Path) -> None:
-    """Built by pip, it holds all modules, types, license and core, and no source of the core nor a test."""
+def pip_wheel(source_tree: Path, directory: Path) -> None:
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     done = subprocess.run(
-        [*command, "--wheel-dir", str(tmp_path), str(source_tree)],
+        [*command, "--wheel-dir", str(directory), str(source_tree)],
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, "RING_REDUCE_CUDA": "0"},  # which would take minutes where there is a GPU
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    (wheel,) = tmp_path.glob("ring_reduce-*.whl")
+
+
+def test_wheel(source_tree: Path, tmp_path: Path) -> None:
+    """Built by pip, it holds all modules, types, license and core, and no source of the core nor a test."""
+    wheels = builds.once("wheels", "wheels", tmp_path, lambda directory: pip_wheel(source_tree, directory))
+    builds.stop_ahead()
+    (wheel,) = wheels.glob("ring_reduce-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert package_files() <= names
     assert {"ring_reduce/py.typed", "ring_reduce/_core.pyi"} <= names

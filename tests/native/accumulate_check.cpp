@@ -19,8 +19,10 @@ namespace {
 
 std::atomic<int> failures = 0;
 
-void expect(bool right, const std::string& what) {
-  if (!right && ++failures < 10) std::printf("wrong: %s\n", what.c_str());
+// what() is the text: writing it for each of a million elements that are right would be most of this program's time.
+template <class What>
+void expect(bool right, What what) {
+  if (!right && ++failures < 10) std::printf("wrong: %s\n", std::string(what()).c_str());
 }
 
 // An element type: how it is stored, and what it is added up in.
@@ -86,9 +88,10 @@ void check_sums(const std::vector<typename Type::Stored>& x, std::size_t shift, 
   for (std::size_t i = 0; i < sums.size(); ++i) {
     const bool inside = i >= shift && i < shift + x.size();
     const Sum want = inside ? plain_sum<Type>(before[i], x[i - shift], scale, fresh) : kGuard;
-    expect(same(sums[i], want), std::string(element_name(Type::type)) + (fresh ? " fresh" : "") + " sum of length " +
-                                    std::to_string(x.size()) + " times " + std::to_string(scale) + ", element " +
-                                    std::to_string(i));
+    expect(same(sums[i], want), [&] {
+      return std::string(element_name(Type::type)) + (fresh ? " fresh" : "") + " sum of length " +
+             std::to_string(x.size()) + " times " + std::to_string(scale) + ", element " + std::to_string(i);
+    });
   }
 }
 
@@ -108,8 +111,10 @@ void check_quotients(const std::vector<typename Type::Sum>& sums, std::size_t sh
       const Sum got = Type::widen(out[i]);
       right = quotient != quotient ? got != got : same(got, Type::widen(Type::narrow(quotient)));
     }
-    expect(right, std::string(element_name(Type::type)) + " quotient of length " + std::to_string(sums.size()) +
-                      " by " + std::to_string(divisor) + ", element " + std::to_string(i));
+    expect(right, [&] {
+      return std::string(element_name(Type::type)) + " quotient of length " + std::to_string(sums.size()) + " by " +
+             std::to_string(divisor) + ", element " + std::to_string(i);
+    });
   }
 }
 
@@ -147,14 +152,16 @@ void check_visits(const std::vector<std::uint64_t>& sizes, int threads) {
   std::vector<std::unique_ptr<std::atomic<int>[]>> visits;
   for (const std::uint64_t size : sizes) visits.push_back(std::make_unique<std::atomic<int>[]>(size + 1));
   visit_pieces(sizes, threads, [&](std::size_t tensor, std::uint64_t first, std::uint64_t elements) {
-    expect(first % kCutElements == 0 && elements > 0 && elements <= kPieceElements, "a piece begins off a cut");
+    expect(first % kCutElements == 0 && elements > 0 && elements <= kPieceElements,
+           [] { return "a piece begins off a cut"; });
     for (std::uint64_t i = first; i < first + elements; ++i) ++visits[tensor][i];
   });
   for (std::size_t tensor = 0; tensor < sizes.size(); ++tensor) {
     for (std::uint64_t i = 0; i <= sizes[tensor]; ++i) {
-      expect(visits[tensor][i] == (i < sizes[tensor]), "visits of an element of a tensor of " +
-                                                           std::to_string(sizes[tensor]) + " elements with " +
-                                                           std::to_string(threads) + " threads");
+      expect(visits[tensor][i] == (i < sizes[tensor]), [&] {
+        return "visits of an element of a tensor of " + std::to_string(sizes[tensor]) + " elements with " +
+               std::to_string(threads) + " threads";
+      });
     }
   }
 }
@@ -183,7 +190,7 @@ void check_callers() {
       divide_into({{address(sums.data())}, {address(out.data())}, {x.size()}, {1}}, 2.0, 3);
       bool right = true;
       for (const float quotient : out) right = right && quotient == value * static_cast<float>(round + 1);
-      expect(right, "a call beside another");
+      expect(right, [] { return "a call beside another"; });
     }
   };
   std::thread other([&] { call(3.0f); });
