@@ -67,14 +67,16 @@ class Hub:
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
         self._channels: dict[int, Channel] = {}  # of the ranks, by rank
-        self._surplus: list[
-            Channel
-        ] = []  # of whoever else says that it is a rank: it is told of the error too
+        # Of whoever else says that it is a rank: it is told of the error too.
+        self._surplus: list[Channel] = []
+        self._refusal: dict[str, Any] | None = None
         self._address = f"ring_reduce-{uuid.uuid4().hex}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
-    def gather_hellos(self) -> dict[int, dict[str, Any]]:
-        """The hello of every other rank, by rank."""
+    def gather_hellos(self, refusal: dict[str, Any] | None = None) -> dict[int, dict[str, Any]]:
+        """The hello of every other rank, by rank. With a ``refusal``, of this rank or another, only to tell it to all:
+        that is raised then."""
+        self._refusal = refusal
         self._listener.bind("\0" + self._address)
         self._listener.listen(max(16, self._member.world))
         self._publish({})
@@ -83,22 +85,24 @@ class Hub:
             if readable(self._listener, 0.2):
                 self._admit(Channel(self._listener.accept()[0], self._address), hellos)
             elif time.monotonic() > self._deadline:
-                missing = [rank for rank in range(1, self._member.world) if rank not in hellos]
-                raise RingTimeout(
-                    f"{self._member.who}: no word from rank {_listed(missing)} of {self._member.world} in "
-                    f"{self._timeout:.1f} s; did every rank start, on this host, and make the ring?"
-                )
+                break
             self._check_refusals()
         # Before any rank can go on: the first thing that it may do is to make the next ring of this name, and this
         # address has to refuse it.
         self._listener.close()
+        raise_refusal(self._refusal or {})
+        missing = [rank for rank in range(1, self._member.world) if rank not in hellos]
+        if missing:
+            raise RingTimeout(
+                f"{self._member.who}: no word from rank {_listed(missing)} of {self._member.world} in "
+                f"{self._timeout:.1f} s; did every rank start, on this host, and make the ring?"
+            )
         return hellos
 
     def _admit(self, channel: Channel, hellos: dict[int, dict[str, Any]]) -> None:
         """Takes a newcomer in. A stranger is turned away; a rank that disagrees is an error for all."""
         if channel.peer_uid() != os.geteuid():
-            with contextlib.suppress(OSError):
-                channel.send({"error": f"{self._member.who} runs as another user"})
+            self._send(channel, {"error": f"{self._member.who} runs as another user"})
             channel.close()
             return
         try:
@@ -134,6 +138,13 @@ class Hub:
                 f"{self._member.world - 1}; give each rank its own number"
             )
         hellos[rank] = hello
+        if self._refusal is not None:
+            self._send(channel, self._refusal)
+        elif "error" in hello:  # all others hear it at once, and this rank stays for those that have not come
+            self._refusal = {"error": hello["error"], "kind": "error"}
+            self._deadline = min(self._deadline, time.monotonic() + GRACE_S)
+            for each in self._channels.values():
+                self._send(each, self._refusal)
 
     def _check_refusals(self) -> None:
         """A rank that can't connect (another host) says so in the Store."""
@@ -170,8 +181,12 @@ class Hub:
         with contextlib.suppress(Exception):  # the Store may be what failed
             self._publish({**refusal, "at": time.time()})
         for channel in [*self._channels.values(), *self._surplus]:
-            with contextlib.suppress(OSError):
-                channel.send(refusal)
+            self._send(channel, refusal)
+
+    @staticmethod
+    def _send(channel: Channel, refusal: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            channel.send(refusal)
 
     def _publish(self, more: dict[str, Any]) -> None:
         record = {"address": self._address, "boot_id": boot_id(), **more}
@@ -187,8 +202,9 @@ class Hub:
             channel.close()
 
 
-# (rank, address) of rings that a rank of this process saw fail: their refusals are no news when it tries again.
-_heard: set[tuple[int, str]] = set()
+# (rank, address) of rings that a rank of this process saw fail: they are no news when it tries again, though rank 0 may
+# still be there for others.
+heard: set[tuple[int, str]] = set()
 
 
 def connect(member: Member, store: Store, timeout: float) -> Channel:
@@ -206,12 +222,13 @@ def connect(member: Member, store: Store, timeout: float) -> Channel:
             # One that is younger than this rank's start is of the ring that it came for; an older one may be, or is of
             # an earlier try, and then rank 0 soon writes a new address; an old one is of an earlier try.
             age = start - record["at"]
-            settled = age <= 0 or (age < GRACE_S and time.monotonic() - started > GRACE_S)
-            if settled and (member.rank, record["address"]) not in _heard:
-                _heard.add((member.rank, record["address"]))
+            waited = time.monotonic() - started
+            settled = age <= 0 or (age < GRACE_S and waited > min(timeout, GRACE_S))
+            if settled and (member.rank, record["address"]) not in heard:
+                heard.add((member.rank, record["address"]))
                 raise_refusal(record)
             reason = f"it gave up an earlier try: {record['error']}"
-        elif record is not None:
+        elif record is not None and (member.rank, record["address"]) not in heard:
             # An address of an earlier ring of this name refuses: rank 0 will write a new one.
             channel = dial(record["address"])
             if channel is not None and channel.peer_uid() == os.geteuid():
@@ -234,13 +251,13 @@ def hear(member: Member, store: Store, hub: Channel, timeout: float) -> tuple[di
             f"{member.who}: no answer from rank 0 in {timeout:.1f} s while the ring was made; is it alive?"
         ) from None
     except OSError as error:
-        _heard.add((member.rank, hub.address))
+        heard.add((member.rank, hub.address))
         record = read_record(member, store)
         if record is not None and record["address"] == hub.address:
             raise_refusal(record)
         raise RingError(f"{member.who}: rank 0 ended while the ring was made ({error})") from None
     if "error" in message:
-        _heard.add((member.rank, hub.address))
+        heard.add((member.rank, hub.address))
     raise_refusal(message)
     return message, descriptors
 

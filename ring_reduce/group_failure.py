@@ -5,74 +5,49 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NoAnswer  # another class before Python 3.11
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
+from .bounded_store import BoundedStore
 from .errors import PeerLost, RingAborted, RingClosed, RingError, RingMismatch, RingTimeout
 from .group_links import LinkError
-from .work import CommunicationThread
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
 
 _KINDS = (RingMismatch, RingTimeout, PeerLost, RingAborted, RingClosed)
 _KEY = "failure"
 _LOOK_EVERY_S = 0.5
-_ANSWER_S = 5.0  # of a store that is well, far more than it takes
 
 T = TypeVar("T")
 
 
 class FirstFailure:
-    """One rank's view of it. ``store`` is the ring's alone."""
+    """One rank's view of it. ``store`` is the ring's alone.
 
-    def __init__(self, store: dist.Store) -> None:
+    Where the store can't be reached there is nothing to hear: the rank that holds it may be the one that is gone.
+    """
+
+    def __init__(self, store: BoundedStore) -> None:
         self._store = store
-        self._asking = CommunicationThread("ring_reduce failures")
-        self._unanswered: Future[Any] | None = None
 
     def report(self, error: RingError) -> RingError:
         """What all ranks raise: this error unless another came first. Its own where the store can't be reached."""
         mine = json.dumps({"kind": type(error).__name__, "text": str(error)})
-        return self._ask(lambda: _read(self._store.compare_set(_KEY, "", mine))) or error
+        return _answer(lambda: _read(self._store.compare_set(_KEY, "", mine))) or error
 
     def look(self) -> RingError | None:
         """The first failure that any rank has reported; None if there is none, or the store can't be reached."""
-        return self._ask(lambda: _read(self._store.get(_KEY)) if self._store.check([_KEY]) else None)
+        return _answer(lambda: _read(self._store.get(_KEY)) if self._store.check([_KEY]) else None)
 
     def closing(self, rank: int, calls: int) -> None:
         """Tells that ``rank`` leaves the ring after so many calls."""
-        self._ask(lambda: self._store.set(f"closed/{rank}", str(calls)))
+        _answer(lambda: self._store.set(f"closed/{rank}", str(calls)))
 
     def calls_before_closing(self, rank: int) -> int | None:
         """After how many calls ``rank`` left; None if it has not, or the store can't be reached."""
         key = f"closed/{rank}"
-        return self._ask(lambda: int(self._store.get(key)) if self._store.check([key]) else None)
+        return _answer(lambda: int(self._store.get(key)) if self._store.check([key]) else None)
 
     def close(self) -> None:
-        """Lets the thread end: at Python's exit it must not be on its way back from the store."""
-        self._asking.stop(0.0 if self._is_stuck() else _ANSWER_S)
-
-    def _ask(self, question: Callable[[], T]) -> T | None:
-        """What the store says; None where it can't be reached: the rank that holds it may be the one that is gone.
-
-        In a thread: one that was stopped, or cut off, does not answer, and torch waits for it without end.
-        """
-        if self._is_stuck():
-            return None
-        asked: Future[T] | None = None
-        try:
-            asked = self._asking.submit(question)
-            return asked.result(_ANSWER_S)
-        except NoAnswer:
-            self._unanswered = asked
-        except Exception:
-            pass
-        return None
-
-    def _is_stuck(self) -> bool:
-        return self._unanswered is not None and not self._unanswered.done()
+        """Asks no more."""
+        self._store.close()
 
 
 class Watch:
@@ -130,7 +105,15 @@ def lost(error: LinkError, rank: int, call: int, timeout: float, closed_after: i
     )
 
 
-def _read(said: Any) -> RingError:
-    failure = json.loads(bytes(said))
+def _answer(question: Callable[[], T]) -> T | None:
+    """None for a store that fails, or is closed."""
+    try:
+        return question()
+    except Exception:
+        return None
+
+
+def _read(said: bytes) -> RingError:
+    failure = json.loads(said)
     kinds = {kind.__name__: kind for kind in _KINDS}
     return kinds.get(failure["kind"], RingError)(failure["text"])

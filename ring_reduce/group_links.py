@@ -15,7 +15,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .bootstrap import Member
-from .errors import RingError
 
 if TYPE_CHECKING:
     import torch
@@ -84,6 +83,7 @@ class GlooLinks:
         from torch.distributed import PrefixStore, ProcessGroupGloo
 
         self._member = member
+        self._store = store  # of which Gloo keeps only what is not Python
         # Point to point alone: a collective of Gloo runs in a thread of its own, for which the group's destructor
         # waits with the lock that the thread needs to let go of its tensors.
         self._group: Any = ProcessGroupGloo(
@@ -109,7 +109,7 @@ class GlooLinks:
         # It takes a connection that still stands.
         import torch
 
-        for peer in _others(self._member):
+        for peer in others(self._member):
             with contextlib.suppress(RuntimeError):
                 self._group.recv([torch.empty(1)], peer, _NOTHING).wait(timedelta(milliseconds=1))
 
@@ -166,9 +166,9 @@ class Exchange:
         self._record = torch.frombuffer(bytearray(record), dtype=torch.uint8)
         self._records = [torch.empty_like(self._record) for _ in range(member.world)]
         self._records[member.rank] = self._record
-        others = _others(member)
-        self._receives = [(o, _started(o, group.recv, self._records[o], _RECORD)) for o in others]
-        self._sends = [(o, _started(o, group.send, self._record, _RECORD)) for o in others]
+        peers = others(member)
+        self._receives = [(o, _started(o, group.recv, self._records[o], _RECORD)) for o in peers]
+        self._sends = [(o, _started(o, group.send, self._record, _RECORD)) for o in peers]
 
     def wait(self) -> list[bytes]:
         """The records of all ranks. ``LinkError`` names the first that sent none."""
@@ -177,20 +177,13 @@ class Exchange:
         return [bytes(record.numpy()) for record in self._records]
 
 
-def not_made(member: Member, error: BaseException) -> RingError:
-    """What all ranks hear where one can't make its groups, or its staging."""
-    return RingError(
-        f"{member.who}: no process group of the ring's own could be made: {_first_line(error)}; is every rank "
-        f"alive, and can their hosts reach each other (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)?"
-    )
-
-
 def neighbours(member: Member) -> tuple[int, int]:
     """Left, from which this rank receives, and right, to which it sends."""
     return (member.rank - 1) % member.world, (member.rank + 1) % member.world
 
 
-def _others(member: Member) -> list[int]:
+def others(member: Member) -> list[int]:
+    """All ranks but this one."""
     return [rank for rank in range(member.world) if rank != member.rank]
 
 
@@ -199,7 +192,7 @@ def _started(peer: int, start: Callable[..., Any], tensor: torch.Tensor, tag: in
     try:
         return start([tensor], peer, tag)
     except RuntimeError as error:
-        raise LinkError(peer, f"a connection to rank {peer}", 0.0, _first_line(error)) from None
+        raise LinkError(peer, f"a connection to rank {peer}", 0.0, first_line(error)) from None
 
 
 def waiting(peer: int, what: str, wait: Callable[[], object]) -> float:
@@ -208,9 +201,10 @@ def waiting(peer: int, what: str, wait: Callable[[], object]) -> float:
     try:
         wait()
     except RuntimeError as error:
-        raise LinkError(peer, what, time.monotonic() - start, _first_line(error)) from None
+        raise LinkError(peer, what, time.monotonic() - start, first_line(error)) from None
     return time.monotonic() - start
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Without the traces that torch puts behind it."""
     return (str(error).splitlines() or [type(error).__name__])[0]

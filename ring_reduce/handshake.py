@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence, Set
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from .bootstrap import Hub, Member, Store, connect, hear
-from .channel import Channel, close_all
+from .bootstrap import GRACE_S, Hub, Member, Store, connect, hear
+from .channel import Channel, close_all, raise_refusal
 from .errors import RingError, RingMismatch, RingTimeout
 
 _Opened = TypeVar("_Opened")
@@ -77,7 +79,7 @@ def check_equal(
 
 
 class _Handshake(Generic[_Opened]):
-    """One rank's part. Owns all descriptors until the ring has copies of them."""
+    """One rank's part. Owns all descriptors until the ring has copies of them, and the ring until all have it."""
 
     def __init__(
         self, member: Member, store: Store | None, timeout: float, transport: Transport[_Opened]
@@ -86,31 +88,24 @@ class _Handshake(Generic[_Opened]):
         self._store = store
         self._timeout = timeout
         self._transport = transport
+        self._ring: _Opened | None = None
+        self._has_heard = False  # why there is no ring, from rank 0 or by its silence
         self._parts: dict[int, Part] = {}  # by rank
         self._process: dict[int, int] = {}  # by rank; none where the kernel has no pidfds
 
     def alone(self, hello: dict[str, Any]) -> _Opened:
-        ring: _Opened | None = None
-        try:
+        with self._taken_back_on_error(lambda refusal: None):
             agreed = self._transport.agree(hello, {})
             self._make_part(agreed)
-            ring = self._open(agreed)
-            self._run_steps(ring, lambda: None)
-            return ring
-        except BaseException:
-            self._transport.discard(ring)
-            ring = None  # or the error's traceback would keep its descriptors open
-            raise
+            return self._open(agreed, lambda: None)
 
     def as_hub(self, hub: Hub, hello: dict[str, Any]) -> _Opened:
-        ring: _Opened | None = None
-
         def all_have() -> None:
             for _, _, descriptors in hub.gather():  # all are ready
                 close_all(descriptors)
             hub.tell_all({"go": True})
 
-        try:
+        with contextlib.closing(hub), self._taken_back_on_error(hub.refuse):
             agreed = self._transport.agree(hello, hub.gather_hellos())
             hub.tell_all({"agreed": agreed})
             self._make_part(agreed)
@@ -118,51 +113,62 @@ class _Handshake(Generic[_Opened]):
                 self._take(rank, message, descriptors)
             for rank in range(self._member.world):
                 hub.tell_all(*self._handed_on(rank))
-            ring = self._open(agreed)
-            self._run_steps(ring, all_have)
-            return ring
-        except BaseException as error:
-            hub.refuse(_refusal(self._member, error))
-            self._transport.discard(ring)
-            ring = None
-            raise
-        finally:
-            hub.close()
+            return self._open(agreed, all_have)
 
     def as_member(self, hub: Channel, hello: dict[str, Any]) -> _Opened:
-        rank = self._member.rank
-        ring: _Opened | None = None
-
         def all_have() -> None:
             self._tell(hub, {"ready": True})
             self._hear_plain(hub)
 
-        try:
+        with contextlib.closing(hub), self._taken_back_on_error(partial(self._refuse, hub)):
             self._tell(hub, hello)
             agreed = self._hear_plain(hub).get("agreed")
             if not isinstance(agreed, dict):
                 raise self._unknown(0, "agreed", agreed)
             self._make_part(agreed)
-            self._tell(hub, *self._handed_on(rank))
+            self._tell(hub, *self._handed_on(self._member.rank))
             for other in range(self._member.world):
                 self._take(other, *self._hear(hub))
-            ring = self._open(agreed)
-            self._run_steps(ring, all_have)
-            return ring
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                hub.send(_refusal(self._member, error))
-            self._transport.discard(ring)
-            ring = None
-            raise
-        finally:
-            hub.close()
+            return self._open(agreed, all_have)
 
-    def _run_steps(self, ring: _Opened, all_have: Callable[[], None]) -> None:
+    @contextlib.contextmanager
+    def _taken_back_on_error(self, refuse: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+        """Where the ring can't be made, the others hear why, and what was made of it goes."""
+        try:
+            yield
+        except BaseException as error:
+            try:
+                refuse(_refusal(self._member, error))
+            finally:
+                self._transport.discard(self._ring)
+                self._ring = None  # or the error's traceback would keep its descriptors open
+            raise
+
+    def _refuse(self, hub: Channel, refusal: dict[str, Any]) -> None:
+        """Stays until rank 0 has told all, and raises what it told if that is another rank's error.
+
+        Others may be opening what this rank is about to take back: what they then say must not come first.
+        """
+        with contextlib.suppress(OSError, TimeoutError):
+            hub.send(refusal)
+            until = time.monotonic() + GRACE_S
+            while not self._has_heard:
+                message, descriptors = hub.receive(until)
+                close_all(descriptors)
+                self._has_heard = "error" in message
+                if message.get("error", refusal["error"]) != refusal["error"]:
+                    raise_refusal(message)
+
+    def _open(self, agreed: dict[str, Any], all_have: Callable[[], None]) -> _Opened:
+        """This rank's end, once all ranks have theirs and have done the steps."""
+        ranks = range(self._member.world)
+        processes = [-1 if rank == self._member.rank else self._process.get(rank, -1) for rank in ranks]
+        self._ring = self._transport.open(agreed, [self._parts[rank] for rank in ranks], processes)
         all_have()
         for step in self._transport.steps:
-            step(ring)
+            step(self._ring)
             all_have()
+        return self._ring
 
     def close_descriptors(self) -> None:
         for part in self._parts.values():
@@ -177,7 +183,11 @@ class _Handshake(Generic[_Opened]):
 
     def _hear(self, hub: Channel) -> tuple[dict[str, Any], list[int]]:
         assert self._store is not None
-        return hear(self._member, self._store, hub, self._timeout)
+        try:
+            return hear(self._member, self._store, hub, self._timeout)
+        except RingError:
+            self._has_heard = True
+            raise
 
     def _hear_plain(self, hub: Channel) -> dict[str, Any]:
         """A message with which no descriptors come."""
@@ -221,11 +231,6 @@ class _Handshake(Generic[_Opened]):
         if processes:
             self._process[rank] = descriptors.pop()
         self._parts[rank] = Part(record, descriptors)
-
-    def _open(self, agreed: dict[str, Any]) -> _Opened:
-        ranks = range(self._member.world)
-        processes = [-1 if rank == self._member.rank else self._process.get(rank, -1) for rank in ranks]
-        return self._transport.open(agreed, [self._parts[rank] for rank in ranks], processes)
 
 
 def _refusal(member: Member, error: BaseException) -> dict[str, Any]:

@@ -52,33 +52,51 @@ def _as_host(member: Member, store: Store, timeout: float, hello: Hello) -> Meet
         store.set(
             _key(member, "token"), json.dumps({"token": token, "boot_id": bootstrap.boot_id()}).encode()
         )
-        while None in hellos and "error" not in answer:
-            for rank in range(1, member.world):
-                key = _key(member, f"hello/{token}/{rank}")
-                if hellos[rank] is None and store.check([key]):
-                    hellos[rank] = json.loads(bytes(store.get(key)))
-            if None in hellos and time.monotonic() > deadline:
-                missing = ", ".join(str(rank) for rank, said in enumerate(hellos) if said is None)
-                answer["kind"] = "timeout"
-                answer["error"] = (
-                    f"{member.who}: no word from rank {missing} of {member.world} in {timeout:.1f} s; did every rank "
-                    f"start, and make the ring?"
-                )
+        while None in hellos and time.monotonic() < deadline:
+            came = _collect(member, store, token, hellos)
+            if "error" not in answer and _refusals(hellos):
+                answer |= _refusals(hellos)[0]
+                deadline = min(deadline, time.monotonic() + GRACE_S)
+            if "error" in answer and came:  # who is here hears it at once, and this rank stays for who is not
+                store.set(_key(member, f"answer/{token}"), json.dumps(answer).encode())
             time.sleep(_POLL_S if None in hellos else 0)
+    if None in hellos and "error" not in answer:
+        missing = ", ".join(str(rank) for rank, said in enumerate(hellos) if said is None)
+        answer["kind"] = "timeout"
+        answer["error"] = (
+            f"{member.who}: no word from rank {missing} of {member.world} in {timeout:.1f} s; did every rank start, "
+            f"and make the ring?"
+        )
     store.set(_key(member, f"answer/{token}"), json.dumps(answer).encode())
     raise_refusal(answer)
     return Meeting(token, [said for said in hellos if said is not None])
+
+
+def _collect(member: Member, store: Store, token: str, hellos: list[Hello | None]) -> bool:
+    """Whether any rank that had not yet come has said its hello."""
+    came = False
+    for rank, said in enumerate(hellos):
+        key = _key(member, f"hello/{token}/{rank}")
+        if said is None and store.check([key]):
+            hellos[rank], came = json.loads(bytes(store.get(key))), True
+    return came
+
+
+def _refusals(hellos: list[Hello | None]) -> list[dict[str, Any]]:
+    """Of ranks that came only to say why there is no ring, see refusal.py."""
+    return [
+        {"error": said["error"], "kind": said["kind"]}
+        for said in hellos
+        if said is not None and "error" in said
+    ]
 
 
 def _as_guest(member: Member, store: Store, timeout: float, hello: Hello) -> Meeting:
     number, greeted = uuid.uuid4().hex, ""
     deadline = time.monotonic() + timeout + GRACE_S  # rank 0 knows who is missing, and says so first
     while time.monotonic() < deadline:
+        # The answer last of the two: a token that is newer comes after it.
         record = _read(member, store, _key(member, "token"))
-        if record is not None and record["token"] != greeted:
-            greeted = record["token"]
-            mine = {**hello, "near": _is_near(record), "number": number}
-            store.set(_key(member, f"hello/{greeted}/{member.rank}"), json.dumps(mine).encode())
         answer = _read(member, store, _key(member, f"answer/{greeted}")) if greeted else None
         said = (
             answer["hellos"][member.rank]
@@ -88,6 +106,10 @@ def _as_guest(member: Member, store: Store, timeout: float, hello: Hello) -> Mee
         if answer is not None and said is not None and said["number"] == number:
             raise_refusal(answer)
             return Meeting(greeted, answer["hellos"])
+        if record is not None and record["token"] != greeted:
+            greeted = record["token"]
+            mine = {**hello, "near": _is_near(record), "number": number}
+            store.set(_key(member, f"hello/{greeted}/{member.rank}"), json.dumps(mine).encode())
         time.sleep(_POLL_S)
     raise RingTimeout(
         f"{member.who}: no answer from rank 0 in {timeout:.1f} s while the ring was made; did it start?"

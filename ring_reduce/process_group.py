@@ -4,10 +4,9 @@ Gloo carries CPU tensors and NCCL those of GPUs. The step loop, the order of sum
 the bits are those of shared memory with ``algorithm="ring"``.
 
 Waits end by the backend's means: a process that ends closes its connections, a rank that is merely late is given the
-ring's timeout, and within a second all ranks hear of what one has seen, as long as their store can be reached. Ctrl-C
-acts when a wait has ended. Over NCCL the host does not wait: the records that go with every call, over Gloo, tell who
-is missing, and end the kernels. What they can't see (a rank that stops behind its record) torch's watchdog ends, and
-with it the process.
+ring's timeout, and within a second all ranks hear of what one has seen, as long as their store can be reached. Over
+NCCL the host does not wait: the records that go with every call, over Gloo, tell who is missing, and end the kernels.
+What they can't see (a rank that stops behind its record) torch's watchdog ends, and with it the process.
 """
 
 from __future__ import annotations
@@ -19,15 +18,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from .bootstrap import Member
+from .bootstrap import GRACE_S, Member
+from .bounded_store import BoundedStore
 from .call import ALL_GATHER, REDUCE_SCATTER, Call
 from .chunk_passes import ChunkPasses, CpuPasses, DevicePasses
 from .errors import RingAborted, RingClosed, RingError, text_of
 from .group_agreement import Agreement
 from .group_failure import FirstFailure, Watch, again, lost
-from .group_links import GlooLinks, LinkError, Links, NcclLinks, not_made
+from .group_links import LinkError
 from .group_port import GroupPort, Plan
+from .group_start import Connections
 from .group_tensors import dtype_of, tensor_at
+from .interruptible import CallThread
 
 if TYPE_CHECKING:
     import torch
@@ -56,21 +58,19 @@ class ProcessGroupEngine:
         segment_bytes: int | None = None,
         window: int = WINDOW,
     ) -> None:
-        import torch
-
         self.reason = reason
         self.device = device
         self._member = member
         self._timeout = timeout
         self._process = os.getpid()
-        self._failures = FirstFailure(store) if store is not None else None
-        self._talk: GlooLinks | None = None
-        self._links: Links | None = None
         self._segment_bytes = segment_bytes or SEGMENT_BYTES
-        places = 2 * window
-        self._staging = [torch.empty(0, dtype=torch.uint8)] * places
+        connected = Connections(member, timeout, device, 2 * window)  # of a world of 1: none
+        self._failures: FirstFailure | None = None
         if store is not None and member.world > 1:
-            self._connect(store, places)
+            connected.connect(store, self._segment_bytes)
+            self._failures = FirstFailure(BoundedStore(member.who, store, GRACE_S))
+        self._talk, self._links, self._staging = connected.talk, connected.links, connected.staging
+        self._thread = CallThread(f"{member.who}: calls")
         self._calling = threading.Lock()
         self._running = 0
         self._failure: RingError | None = None
@@ -86,39 +86,18 @@ class ProcessGroupEngine:
         waits = self.busy if device is None else lambda: True
         self._watch = Watch(self._failures, waits, self._fail) if self._failures is not None else None
 
-    def _connect(self, store: dist.Store, places: int) -> None:
-        """Links and staging, once all ranks have theirs: an error of one is an error on all."""
-        import torch
-
-        try:
-            self._talk = GlooLinks(self._member, store, self._timeout)
-            self._links = (
-                self._talk
-                if self.device is None
-                else NcclLinks(self._member, store, self._timeout, self.device)
-            )
-            staging = torch.empty(
-                places * self._segment_bytes, dtype=torch.uint8, device=self.device or "cpu"
-            )
-            self._staging = list(staging.split(self._segment_bytes))
-            # Whoever leaves a ring that it has just made would close connections that others are still making.
-            self._talk.exchange(b"ready").wait()
-        except (RuntimeError, MemoryError, LinkError) as error:
-            assert self._failures is not None
-            first = self._failures.report(not_made(self._member, error))
-            for links in (self._talk, self._links):
-                if links is not None:
-                    links.abort()
-            self._failures.close()
-            raise first from None
-
     def run(self, call: Call, interruptible: bool) -> float:
-        """Runs a call and returns the total count. ``interruptible`` changes nothing: torch's waits can't be.
+        """Runs a call and returns the total count. ``RuntimeError`` while a graph is captured; the ring goes on.
 
-        ``RuntimeError`` while a graph is captured; the ring goes on.
+        On a thread of its own where it is to be ``interruptible``, since Gloo's waits are not.
         """
-        self._check_fork()  # before the lock, which another thread of the parent may have held
+        self._check_fork()  # before the locks, which another thread of the parent may have held
         self._refuse_capture()
+        if not interruptible or self.device is not None or self._links is None:
+            return self._run(call)
+        return self._thread.run(lambda: self._run(call), lambda error: self._fail(self._cause(error)))
+
+    def _run(self, call: Call) -> float:
         with self._calling, self._failing_together(), self._in_order():
             self._calls += 1
             plan = self._plan(call)
@@ -175,6 +154,7 @@ class ProcessGroupEngine:
             self._failures.close()
             self._watch = None  # and with it a cycle, which would keep connections until the next collection
         self._agreement.close()
+        self._thread.close()
         for links in (self._links, self._talk):
             if links is not None and self._failure is None:
                 links.close()

@@ -19,6 +19,7 @@ from .ending import CLOSE_TIMEOUT_S, finish_calls, shut_down
 from .errors import RingClosed, RingError, text_of
 from .normalization import SUM, Normalization
 from .ranges import Ranges
+from .refusal import told_to_all
 from .shm import ALGORITHMS
 from .transport import group_has_cpu, open_engine, ring_device
 from .work import CommunicationThread, Work
@@ -54,7 +55,8 @@ class Ring:
 
     Args:
         store: where the ranks meet: a ``torch.distributed.Store``, or any object with ``set(key, bytes)``,
-            ``get(key) -> bytes`` and ``check([key]) -> bool`` that all ranks share. Not needed for a world of 1.
+            ``get(key) -> bytes`` and ``check([key]) -> bool`` that all ranks share. It is asked on a thread of the
+            ring's. Not needed for a world of 1.
         rank: this process, 0 to ``world - 1``.
         world: number of processes.
         name: tells rings apart that meet in one store at the same time.
@@ -73,8 +75,8 @@ class Ring:
     Raises:
         RingTimeout: a rank did not arrive; it is named.
         RingMismatch: ranks disagree on the world or run different versions.
-        RingError: a rank is on another host, or could not get its memory. On every rank.
-        ValueError: there is no such transport for this device.
+        RingError: a rank is on another host, could not get its memory, or has a wrong argument. On every rank.
+        TypeError, ValueError: an argument of this rank is wrong, or there is no such transport for this device.
     """
 
     def __init__(
@@ -97,11 +99,6 @@ class Ring:
             raise ValueError(
                 f"rank {rank} of a world of {world}: a ring needs world >= 1 and 0 <= rank < world"
             )
-        lanes = whole(lanes, "lanes") if lanes is not None else None
-        if lanes is not None and not 1 <= lanes <= 64:
-            raise ValueError(f"lanes={lanes}: a ring has 1 to 64 lanes")
-        if algorithm not in ALGORITHMS:
-            raise ValueError(f"algorithm={algorithm!r}; there are auto, ring and direct")
         if store is not None and not all(hasattr(store, name) for name in ("set", "get", "check")):
             raise TypeError(
                 f"store is a {type(store).__name__}; a ring meets in a torch.distributed.Store, or what has its set(), "
@@ -110,15 +107,22 @@ class Ring:
         self.rank = rank
         self.world = world
         self.name = name
-        self.timeout = timeout_s(timeout)
         self._ranges = Ranges()
         self._member = Member(rank, world, name)
+        with told_to_all(self._member, store, _has_group):
+            self.timeout = timeout_s(timeout)
+            tensors_on = ring_device(device)
+            lanes = whole(lanes, "lanes") if lanes is not None else None
+            if lanes is not None and not 1 <= lanes <= 64:
+                raise ValueError(f"lanes={lanes}: a ring has 1 to 64 lanes")
+            if algorithm not in ALGORITHMS:
+                raise ValueError(f"algorithm={algorithm!r}; there are auto, ring and direct")
         self._engine: Engine = open_engine(
             self._member,
             store,
             self.timeout,
             transport=transport,
-            device=ring_device(device),
+            device=tensors_on,
             lanes=lanes,
             algorithm=algorithm,
             tuning=_tuning or {},

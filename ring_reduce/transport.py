@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from .bootstrap import Member, Store
+from .bounded_store import BoundedStore
 from .errors import PeerLost, RingError, RingMismatch, RingTimeout
 from .handshake import check_equal
 from .meeting import Hello, Meeting, meet
+from .refusal import told_to_all
 from .shm import Tuning, open_shm
 
 if TYPE_CHECKING:
@@ -39,29 +41,36 @@ def open_engine(
     ``store`` is a torch.distributed one where ``has_group``; else ranks meet in it on one host, and there is no
     process_group. ``ValueError`` for a transport that there can't be for such a ring.
     """
-    check_request(transport, device, algorithm, has_group)
-    opener = _Opener(member, store, timeout, device, lanes, algorithm, tuning)
-    if not has_group or store is None or member.world == 1:
-        if transport == "process_group":
-            return opener.process_group(None, "it was asked for")
-        return _alone(opener, transport)
-    hello = {
-        "wire_version": _core.WIRE_VERSION,
-        "transport": transport,
-        "algorithm": algorithm,
-        "device": "cpu" if device is None else device.type,
-        "tuning": {key: tuning.get(key) for key in ("segment_bytes", "window")},
-        "no_process_group": process_group_problem(on_gpu=device is not None),
-        "gpu": _gpu_uuid(device),
-    }
-    met = meet(member, store, timeout, hello)
-    check_equal(
-        member,
-        met.hellos[0],
-        dict(enumerate(met.hellos)),
-        {"wire_version", "transport", "algorithm", "device", "tuning"},
-    )
-    return _first_that_all_can(opener, met, transport)
+    with told_to_all(member, store, has_group):
+        check_request(transport, device, algorithm, has_group)
+        hello = {
+            "wire_version": _core.WIRE_VERSION,
+            "transport": transport,
+            "algorithm": algorithm,
+            "device": "cpu" if device is None else device.type,
+            "tuning": {key: tuning.get(key) for key in ("segment_bytes", "window")},
+        }
+        if has_group:
+            hello["no_process_group"] = process_group_problem(on_gpu=device is not None)
+            hello["gpu"] = _gpu_uuid(device)
+    bounded = BoundedStore(member.who, store, timeout) if store is not None else None
+    opener = _Opener(member, store, bounded, timeout, device, lanes, algorithm, tuning)
+    try:
+        if not has_group or bounded is None or member.world == 1:
+            if transport == "process_group":
+                return opener.process_group(None, "it was asked for")
+            return _alone(opener, transport)
+        met = meet(member, bounded, timeout, hello)
+        check_equal(
+            member,
+            met.hellos[0],
+            dict(enumerate(met.hellos)),
+            {"wire_version", "transport", "algorithm", "device", "tuning"},
+        )
+        return _first_that_all_can(opener, met, transport)
+    finally:
+        if bounded is not None:
+            bounded.close()
 
 
 def check_request(transport: str, device: Any, algorithm: str, has_group: bool) -> None:
@@ -128,6 +137,7 @@ class _Opener:
         self,
         member: Member,
         store: Any,
+        bounded: Store | None,
         timeout: float,
         device: torch.device | None,
         lanes: int | None,
@@ -138,19 +148,20 @@ class _Opener:
         self.device = device
         self.algorithm = algorithm
         self._store = store
+        self._bounded = bounded
         self._timeout = timeout
         self._lanes = lanes
         self._tuning = tuning
 
     def shm(self) -> Engine:
         tuning = Tuning(**self._tuning)
-        return open_shm(self.member, self._store, self._timeout, self._lanes, self.algorithm, tuning)
+        return open_shm(self.member, self._bounded, self._timeout, self._lanes, self.algorithm, tuning)
 
     def cuda_ipc(self) -> Engine:
         from .cuda_ipc import open_cuda_ipc
 
         assert self.device is not None
-        return open_cuda_ipc(self.member, self._store, self._timeout, self._lanes, self.device)
+        return open_cuda_ipc(self.member, self._bounded, self._timeout, self._lanes, self.device)
 
     def process_group(self, token: str | None, reason: str) -> Engine:
         """``token`` makes the keys of this ring; None in a world of 1."""

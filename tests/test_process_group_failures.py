@@ -23,7 +23,8 @@ import ring_reduce as rr
 from conftest import Run
 from group_rings import SMALL_GROUP, group_ring
 from launch import Seat, Team, caught, spawn
-from ring_reduce import group_failure, process_group
+from ring_reduce import group_start
+from ring_reduce.bounded_store import BoundedStore
 from ring_reduce.group_failure import FirstFailure
 from ring_reduce.group_links import GlooLinks
 from ring_reduce.group_port import GroupPort
@@ -287,21 +288,19 @@ class StoppedStore:
         return self._answer()
 
 
-def test_a_store_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_failure, "_ANSWER_S", 0.05)
+def test_a_store_that_does_not_answer() -> None:
     store: Any = StoppedStore()
-    failures = FirstFailure(store)
+    failures = FirstFailure(BoundedStore("ring 'x', rank 0", store, 0.05))
     mine = rr.PeerLost("mine")
     assert failures.report(mine) is mine
     assert failures.look() is None
     assert failures.calls_before_closing(1) is None
     store.goes_on.set()
-    assert failures._unanswered is not None
-    failures._unanswered.result(LONG_S)
-    monkeypatch.setattr(group_failure, "_ANSWER_S", LONG_S)
-    assert [str(failures.report(mine)), str(failures.look())] == ["another's"] * 2
     failures.close()
     assert failures.report(mine) is mine
+    failures = FirstFailure(BoundedStore("ring 'x', rank 0", store, LONG_S))
+    assert [str(failures.report(mine)), str(failures.look())] == ["another's"] * 2
+    failures.close()
 
 
 def connect_slowly(seat: Seat) -> list[bool]:
@@ -315,7 +314,7 @@ def connect_slowly(seat: Seat) -> list[bool]:
         return links
 
     original = GlooLinks
-    with mock.patch.object(process_group, "GlooLinks", slow) if seat.rank == 0 else nullcontext():
+    with mock.patch.object(group_start, "GlooLinks", slow) if seat.rank == 0 else nullcontext():
         ring = group_ring(seat, **SMALL_GROUP)
     seat.store.set("made", b"")
     ring.close()

@@ -19,6 +19,7 @@ from launch import Seat
 from ring_reduce import cli
 from ring_reduce.normalization import WEIGHTED_MEAN
 from ring_reduce.soak import calls, check
+from ring_reduce.soak.faults import EXPECTED
 from ring_reduce.soak.judge import detection_of, problems_of
 from ring_reduce.soak.outcome import Outcome
 from ring_reduce.soak.plan import (
@@ -37,20 +38,24 @@ from ring_reduce.soak.plan import (
 from ring_reduce.soak.rank import run_episode
 from ring_reduce.soak.tensors import Placed, values_in, values_of
 
-MINUTES = 0.5  # of the soak below
+MINUTES = 2.0  # of the soak below
+SOAK_TIMEOUT_S = 60 * MINUTES + 250.0  # the judge gives up an episode that takes 150 s
 DETECTION_S = 10.0  # ten times what is promised: other tests may be running
 ORDERS = Orders(world=3, seed=5, faults=tuple(FAULT_WEIGHTS), always=False, folder="")
 
 
-def run_soak(*options: str) -> subprocess.CompletedProcess[str]:
+def run_soak(*options: str, timeout: float = 250.0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ring_reduce", "soak", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
+@pytest.mark.timeout(SOAK_TIMEOUT_S + 50)
 def test_a_short_soak() -> None:
     """A new seed each time; what failed is run again by the command that it prints."""
     seed = str(secrets.randbelow(2**32))
-    done = run_soak("--minutes", str(MINUTES), "--seed", seed, "--detection", str(DETECTION_S))
+    print(f"seed {seed}")  # pytest shows it if anything below fails, a soak that does not end too
+    options = ("--minutes", str(MINUTES), "--seed", seed, "--detection", str(DETECTION_S))
+    done = run_soak(*options, timeout=SOAK_TIMEOUT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     *_, (made, faults, survived) = re.findall(
         r"(\d+) calls, .* GB, (\d+) faults, (\d+) survived", done.stdout
@@ -200,6 +205,23 @@ def test_a_wrong_result_is_a_problem(run: Run) -> None:
     assert good == []
     assert "rank 1: " in bad[0]
     assert "elements are wrong" in bad[0]
+
+
+def aborted_late(seat: Seat) -> tuple[str, str, list[str]]:
+    orders = Orders(world=seat.world, seed=1, faults=("abort",), always=True, folder="")
+    episode = episode_of(orders, 0)
+    fault = Fault("abort", victim=1, after_s=0.5)
+    late = dataclasses.replace(
+        episode, calls=0, fault=fault, steady=dataclasses.replace(episode.steady, elements=1)
+    )
+    outcome = Outcome(seat.rank)
+    run_episode(seat.rank, orders, late, seat.store, outcome)
+    return outcome.error, outcome.text, outcome.problems
+
+
+def test_a_fault_that_strikes_late_finds_calls_to_end(run: Run) -> None:
+    """Where cores are free, a number of calls would be over by then."""
+    assert run(2, aborted_late) == 2 * [("RingAborted", EXPECTED["abort"].names.format(victim=1), [])]
 
 
 # ---- the judge

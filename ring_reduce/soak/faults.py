@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -77,7 +78,7 @@ class Struck:
             self._hear(self.ring.check)
 
     def suffer(self) -> None:
-        """Steady calls until one fails, or the last."""
+        """Steady calls until one fails, or the last of them."""
         self.outcome.fault_at = self.outcome.fault_at or time.monotonic()
         self._hear(self._call_steadily)
 
@@ -131,7 +132,7 @@ class Struck:
         outputs = [np.empty(self.steady.elements, np.float32) for _ in range(slots)]
         pending: deque[tuple[int, Any]] = deque()
         try:
-            for number in range(self.steady.calls):
+            for number in itertools.count() if self.steady.calls is None else range(self.steady.calls):
                 x, out = inputs[number % slots], outputs[number % slots]
                 x.fill(self.ring.rank + number % 100)
                 work = self.ring.all_reduce(x, out=out, async_op=self.steady.in_flight > 0)

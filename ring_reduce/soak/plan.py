@@ -24,6 +24,7 @@ FAULT_WEIGHTS = {
     "never": 1,  # one rank makes no ring
 }
 HARMLESS = ("pause", "late")  # the calls have to succeed all the same
+AMID_CALLS = ("kill", "stop", "abort")  # a thread of the victim strikes, however late it gets a core
 DIFFERENCES = ("size", "dtype", "normalization", "divisor", "operation")
 
 OPERATIONS = {"all_reduce": 8, "reduce_scatter": 1, "all_gather": 1}
@@ -86,7 +87,7 @@ class Steady:
 
     elements: int
     in_flight: int  # asynchronous calls at a time; 0: synchronous
-    calls: int  # where no error ends them
+    calls: int | None  # None: until the fault ends them
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def episode_of(orders: Orders, number: int) -> Episode:
         rings=tuple(rings),
         calls=numbers.randint(0, 5 if orders.always else 30),
         in_flight=numbers.choice((1, 1, 3, 20)),
-        steady=_steady(numbers, rings[0].most_elements),
+        steady=_steady(numbers, rings[0].most_elements, fault),
         fault=fault,
     )
 
@@ -173,12 +174,13 @@ def _ring(numbers: random.Random, members: tuple[int, ...], timeout: float) -> R
     )
 
 
-def _steady(numbers: random.Random, most: int) -> Steady:
+def _steady(numbers: random.Random, most: int, fault: Fault | None) -> Steady:
     elements = min(most, int(2 ** numbers.uniform(0, 20)))
+    endless = fault is not None and fault.kind in AMID_CALLS
     return Steady(
         elements=elements,
         in_flight=numbers.choice((0, 0, 2, 10)),
-        calls=max(20, min(400, (1 << 22) // elements)),
+        calls=None if endless else max(20, min(400, (1 << 22) // elements)),
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from ring_reduce.machine import usable_cores
 
 from .outcome import Outcome
 from .plan import Fault
@@ -103,6 +106,8 @@ class Report:
         return {
             "world": self.world,
             "seed": self.seed,
+            "cores": usable_cores(),
+            "load": round(os.getloadavg()[0], 1),  # of the last minute, this run's own included
             "seconds": round(self.seconds, 1),
             "episodes": self.episodes,
             "calls": self.calls,
