@@ -53,6 +53,32 @@ def scale_table(name: str, *contenders: str) -> list[str]:
     ]
 
 
+def types_table(name: str, *dtypes: str) -> list[str]:
+    """A line for each size of ``ring-reduce bench --together --json``: the ring's time a byte over float32's, each type
+    in place and out of it."""
+    by_size: dict[int, dict[tuple[str, bool], Any]] = {}
+    for cost in _time_a_byte(name, "ring"):
+        by_size.setdefault(cost["bytes"], {})[cost["dtype"], cost["in_place"]] = cost["over_first_type"]
+    return [
+        _line(size_cell(size), [Ratio(**over[each, place]) for each in dtypes for place in (True, False)])
+        for size, over in by_size.items()
+    ]
+
+
+def sizes_table(name: str) -> list[str]:
+    """A line for each size but the least, over whose time a byte it is: the ring's in place and out of it, a copy's."""
+    by_size: dict[int, list[Ratio]] = {}
+    costs = sorted(_time_a_byte(name, "ring"), key=lambda cost: not cost["in_place"])
+    for cost in [*costs, *_time_a_byte(name, "copy")]:
+        if cost["over_least_size"] is not None:
+            by_size.setdefault(cost["bytes"], []).append(Ratio(**cost["over_least_size"]))
+    return [_line(size_cell(size), over) for size, over in by_size.items()]
+
+
+def _time_a_byte(name: str, backend: str) -> list[dict[str, Any]]:
+    return [cost for cost in read(name)["time_a_byte"] if cost["backend"] == backend]
+
+
 def ddp_table(name: str) -> list[str]:
     """A line for each network of ``ring-reduce bench ddp --json``."""
     lines = []
@@ -84,6 +110,8 @@ def tables(document: str) -> list[list[str]]:
         table("cpu-2-ranks", *PEERS, "ring_over_copy", in_place=False),
         table("cpu-4-ranks", *PEERS, "ring_over_copy"),
         scale_table("cpu-2-ranks-scale", *DIVIDED),
+        types_table("cpu-2-ranks-types", "float16", "bfloat16"),
+        sizes_table("cpu-2-ranks-sizes"),
         ddp_table("cpu-2-ranks-ddp"),
     ]
 
