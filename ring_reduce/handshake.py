@@ -151,7 +151,7 @@ class _Handshake(Generic[_Opened]):
         """
         with contextlib.suppress(OSError, TimeoutError):
             hub.send(refusal)
-            until = time.monotonic() + GRACE_S
+            until = time.monotonic() + min(self._timeout, GRACE_S)
             while not self._has_heard:
                 message, descriptors = hub.receive(until)
                 close_all(descriptors)
