@@ -112,7 +112,7 @@ def table(plan: Plan, figures: Figures) -> list[str]:
     if figures.comparisons:
         lines += ["#", *_compared(plan, figures.comparisons)]
     if figures.costs:
-        lines += ["#", *_time_a_byte(figures.costs)]
+        lines += ["#", *_time_a_byte(plan, figures.costs)]
     return lines
 
 
@@ -178,9 +178,9 @@ def _compared(plan: Plan, compared: Sequence[Comparison]) -> list[str]:
     return lines
 
 
-def _time_a_byte(costs: Sequence[Cost]) -> list[str]:
+def _time_a_byte(plan: Plan, costs: Sequence[Cost]) -> list[str]:
     """Every type and size beside the first, a line for a contender of one."""
-    first = costs[0].dtype
+    first = plan.dtypes[0]
     columns = [("backend", "", 12), *COST_COLUMNS, (f"over {NCCL_NAMES[first]}", "", RATIO_WIDTH)]
     columns.append(("over least size", "", RATIO_WIDTH))
     lines = [

@@ -1,10 +1,10 @@
 """What tests build: each once a session, and most of it before its test comes, on a core that would be idle.
 
-Ranks spin, so two tests at the same time would disturb each other; a compiler of the lowest priority disturbs none. The
-tests of ``COMPILING`` are therefore the last of a session (conftest.py), and a second pytest, the one *ahead*, runs the
-same tests meanwhile. There a test ends where it has built all that it runs: ``stop_ahead``. The two share what they
-build in one directory, and whoever needs something first builds it. What fails to build ahead is built again by its
-test, which then says why.
+Ranks spin, so two tests at the same time would disturb each other; a compiler of the lowest priority hardly does (but
+where a cgroup's quota limits the processor's time, its time is missing elsewhere). The tests of ``COMPILING`` are
+therefore the last of a session (conftest.py), and a second pytest, the one *ahead*, runs the same tests meanwhile.
+There a test ends where it has built all that it runs: ``stop_ahead``. The two share what they build in one directory,
+and whoever needs something first builds it. What fails to build ahead is built again by its test, which then says why.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def once(key: str, name: str, directory: Path, make: Make) -> Path:
             # Two may have made it, if one lost patience: a file is replaced, a folder is not.
             with contextlib.suppress(OSError):
                 part.rename(made)
+    assert made.exists(), f"{key}: nothing was built"
     return made
 
 
@@ -115,7 +116,7 @@ def session(directory: Path, items: Sequence[pytest.Item], root: Path) -> Iterat
 
 def _start(directory: Path, ids: Sequence[str], root: Path) -> subprocess.Popen[bytes]:
     """The pytest that is ahead; what it says is in ``directory``."""
-    command = ["nice", "-n", "19", sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=0"]
+    command = ["nice", "-n", "19", sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=900"]
     command += ["--rootdir", str(root), "--basetemp", str(directory / "ahead"), *ids]
     environment = {**os.environ, _AHEAD: f"{directory}:{os.getpid()}"}
     with (directory / "log").open("w") as log:
@@ -128,4 +129,4 @@ def end_if_alone() -> None:
     """Ends the pytest that is ahead once the other is no more."""
     parent = os.environ.get(_AHEAD, "").rpartition(":")[2]
     if parent and int(parent) != os.getppid():
-        pytest.exit("whoever started this pytest has ended", returncode=0)
+        pytest.exit("whoever started this pytest has ended", returncode=1)

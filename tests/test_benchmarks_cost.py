@@ -53,6 +53,19 @@ def test_time_a_byte_is_over_the_first_type_and_over_the_least_size() -> None:
     }
 
 
+def test_what_the_first_type_does_not_have_is_over_nothing() -> None:
+    together = plan(sizes=(1000,), dtypes=("int32", "float32", "float16"), together=True)
+    measured = [
+        measurement(1000, {"ring sum in": 10.0}, dtype="int32"),
+        measurement(1000, {"ring sum in": 11.0, "ring avg in": 20.0}),
+        measurement(1000, {"ring sum in": 12.0, "ring avg in": 30.0}, dtype="float16"),
+    ]
+    over = {(cost.op, cost.dtype): cost.over_first_type for cost in costs(together, measured)}
+    assert over["MEAN", "float32"] is over["MEAN", "float16"] is None
+    assert over["SUM", "float16"] is not None
+    assert over["SUM", "float16"].value == pytest.approx(1.2)
+
+
 def test_the_table_shows_it_only_where_it_was_measured_together() -> None:
     measured = report(measurement(1000, {"ring sum in": 10.0}), measurement(4000, {"ring sum in": 44.0}))
     for together in (False, True):
