@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .channel import Channel, close_all, dial, json_object, raise_refusal, readable
+from .channel import Channel, close_all, dial, first_readable, json_object, raise_refusal, readable
 from .errors import RingError, RingMismatch, RingTimeout
 
 _POLL_S = 0.02
@@ -153,18 +153,23 @@ class Hub:
             raise RingError(bytes(self._store.get(key)).decode(errors="replace"))
 
     def gather(self) -> Iterator[tuple[int, dict[str, Any], list[int]]]:
-        """One message of every other rank as (rank, message, descriptors); an error of one is raised here."""
-        for rank, channel in self._channels.items():
-            try:
-                message, descriptors = channel.receive(self._deadline)
-            except TimeoutError:
+        """One message of every other rank as (rank, message, descriptors), as they come: a rank that is slow hides no
+        error of another, which is raised here."""
+        waiting = dict(self._channels)
+        while waiting:
+            ready = first_readable(waiting, self._deadline)
+            if not ready:
                 raise RingTimeout(
-                    f"{self._member.who}: no answer from rank {rank} in {self._timeout:.1f} s; is it alive?"
-                ) from None
-            except OSError as error:
-                raise self._ended(rank, error) from None
-            raise_refusal(message)
-            yield rank, message, descriptors
+                    f"{self._member.who}: no answer from rank {_listed(sorted(waiting))} in {self._timeout:.1f} s; "
+                    f"is it alive?"
+                )
+            for rank in ready:
+                try:
+                    message, descriptors = waiting.pop(rank).receive(self._deadline)
+                except OSError as error:
+                    raise self._ended(rank, error) from None
+                raise_refusal(message)
+                yield rank, message, descriptors
 
     def tell_all(self, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
         """Sends one message to every other rank. A rank that is gone is an error, its own if it left one."""
@@ -208,9 +213,10 @@ heard: set[tuple[int, str]] = set()
 
 
 def connect(member: Member, store: Store, timeout: float) -> Channel:
-    """The connection of a rank other than 0 to rank 0."""
+    """The connection of a rank other than 0 to rank 0. A timeout of 0 is of one that only has to say what is wrong."""
     start, started = time.time(), time.monotonic()
     deadline = started + timeout + GRACE_S
+    settle_s = min(timeout or GRACE_S, GRACE_S)
     reason = "it did not publish its address"
     while time.monotonic() < deadline:
         record = read_record(member, store)
@@ -223,12 +229,14 @@ def connect(member: Member, store: Store, timeout: float) -> Channel:
             # an earlier try, and then rank 0 soon writes a new address; an old one is of an earlier try.
             age = start - record["at"]
             waited = time.monotonic() - started
-            settled = age <= 0 or (age < GRACE_S and waited > min(timeout, GRACE_S))
+            settled = age <= 0 or (age < GRACE_S and waited > settle_s)
             if settled and (member.rank, record["address"]) not in heard:
                 heard.add((member.rank, record["address"]))
                 raise_refusal(record)
             reason = f"it gave up an earlier try: {record['error']}"
-        elif record is not None and (member.rank, record["address"]) not in heard:
+        elif record is not None and (member.rank, record["address"]) in heard:
+            reason = "it published no address since an earlier try, which failed"
+        elif record is not None:
             # An address of an earlier ring of this name refuses: rank 0 will write a new one.
             channel = dial(record["address"])
             if channel is not None and channel.peer_uid() == os.geteuid():
@@ -252,7 +260,9 @@ def hear(member: Member, store: Store, hub: Channel, timeout: float) -> tuple[di
         ) from None
     except OSError as error:
         heard.add((member.rank, hub.address))
-        record = read_record(member, store)
+        record = None
+        with contextlib.suppress(RingError):  # the Store may have ended with rank 0, which hosts it
+            record = read_record(member, store)
         if record is not None and record["address"] == hub.address:
             raise_refusal(record)
         raise RingError(f"{member.who}: rank 0 ended while the ring was made ({error})") from None

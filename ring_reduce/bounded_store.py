@@ -33,7 +33,7 @@ class BoundedStore:
         self._least_s = min(timeout_s, GRACE_S)
         self._thread = CommunicationThread(f"{who}: Store")
         self._unanswered: Future[Any] | None = None
-        self.problem: RingError | None = None  # the last one
+        self.problem: RingError | None = None  # why there was no answer; None again after the next
 
     def set(self, key: str, value: Any, /) -> None:
         self._ask(f"set({key!r})", lambda: self._store.set(key, value))
@@ -55,23 +55,41 @@ class BoundedStore:
         self._thread.stop(0.0 if self._is_stuck() else GRACE_S)
 
     def _ask(self, what: str, question: Callable[[], T]) -> T:
-        if self._is_stuck() and self.problem is not None:
-            raise type(self.problem)(str(self.problem))
+        problem = self.problem
+        if problem is not None and self._is_stuck():
+            raise type(problem)(str(problem))
         limit = max(self._least_s, self._deadline - time.monotonic())
-        asked = self._thread.submit(question)
+        asked: Future[T] | None = None
         try:
+            asked = self._submit(what, question)
             error = asked.exception(limit)
-        except BaseException as interruption:  # no answer, or Ctrl-C
+        except NoAnswer:
             self._unanswered = asked
-            self.problem = self._no_answer(what, limit)
-            if isinstance(interruption, NoAnswer):
-                raise self.problem from None
+            raise self._kept(self._no_answer(what, limit)) from None
+        except RingError:  # not asked
+            raise
+        except BaseException:  # Ctrl-C: what is asked behind it, to tell the others, must not wait for long
+            self._unanswered = asked
+            self._deadline = 0.0
             raise
         if isinstance(error, Exception):
-            self.problem = self._failed(what, error)
-            raise self.problem from error
+            raise self._kept(self._failed(what, error)) from error
         answer: T = asked.result()
+        if not self._is_stuck():
+            self.problem = None
         return answer
+
+    def _submit(self, what: str, question: Callable[[], T]) -> Future[T]:
+        try:
+            return self._thread.submit(question)
+        except RingError:  # closed
+            raise
+        except (RuntimeError, MemoryError) as error:  # "can't start new thread"
+            raise self._kept(self._no_thread(what, error)) from error
+
+    def _kept(self, problem: RingError) -> RingError:
+        self.problem = problem
+        return type(problem)(str(problem))  # what is raised has frames in its traceback
 
     def _is_stuck(self) -> bool:
         return self._unanswered is not None and not self._unanswered.done()
@@ -80,6 +98,12 @@ class BoundedStore:
         return RingTimeout(
             f"{self._who}: the Store did not answer {what} in {waited_s:.1f} s; is the process that hosts it (of a "
             f"TCPStore, mostly rank 0) alive and not stopped, and can this host reach it?"
+        )
+
+    def _no_thread(self, what: str, error: Exception) -> RingError:
+        return RingError(
+            f"{self._who}: no thread to ask the Store {what} in: {text_of(error)}; raise the limit of threads "
+            f"(ulimit -u, or pids.max of a cgroup), or free memory"
         )
 
     def _failed(self, what: str, error: Exception) -> RingError:

@@ -8,6 +8,7 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from .errors import RingError, RingMismatch, RingTimeout
@@ -48,6 +49,9 @@ class Channel:
         if "descriptors" not in message or "error" in message:  # nobody will look for them
             close_all(descriptors)
         return message, descriptors
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
 
     def peer_uid(self) -> int:
         """Abstract sockets have no permissions, so each end looks at who is at the other."""
@@ -101,3 +105,16 @@ def readable(connection: socket.socket, timeout_s: float) -> bool:
     poller = select.poll()
     poller.register(connection, select.POLLIN)
     return bool(poller.poll(max(0.0, timeout_s) * 1000))
+
+
+def first_readable(channels: Mapping[int, Channel], deadline: float) -> list[int]:
+    """The ranks whose channel has a message, or has ended, as soon as there is one; none after the deadline."""
+    ranks = {channel.fileno(): rank for rank, channel in channels.items()}
+    poller = select.poll()
+    for descriptor in ranks:
+        poller.register(descriptor, select.POLLIN)
+    while True:
+        left = deadline - time.monotonic()
+        found = poller.poll(max(0.0, min(0.2, left)) * 1000)
+        if found or left < 0:
+            return sorted(ranks[descriptor] for descriptor, _ in found)

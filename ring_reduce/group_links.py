@@ -125,7 +125,7 @@ class NcclLinks:
 
         self._member = member
         self._device = device
-        store = PrefixStore("nccl", store)
+        store = PrefixStore("nccl", own_connection(store))
         options = ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=min(timeout_s, _LONGEST_S) + _WATCHDOG_GRACE_S)
         self._backend = ProcessGroupNCCL(store, member.rank, member.world, options)
@@ -175,6 +175,16 @@ class Exchange:
         for rank, work in [*self._receives, *self._sends]:
             waiting(rank, f"a word from rank {rank}", work.wait)
         return [bytes(record.numpy()) for record in self._records]
+
+
+def own_connection(store: dist.Store) -> dist.Store:
+    """``store`` over a connection of its own, where torch can make one. NCCL waits for its first key in C++, and would
+    keep whoever looks for failures over the same connection waiting."""
+    unbound: Any = store
+    try:
+        return unbound.clone()  # type: ignore[no-any-return]
+    except (AttributeError, RuntimeError):  # before torch had it; a store written in Python, which has none
+        return store
 
 
 def neighbours(member: Member) -> tuple[int, int]:

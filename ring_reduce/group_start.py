@@ -25,6 +25,8 @@ from .work import CommunicationThread
 
 _LOOK_EVERY_S = 0.25
 _POLL_S = 0.002
+# Of torch, CUDA, Python and the system, where memory or threads are lacking.
+_SCARCE = ("allocate memory", "out of memory", "start new thread", "Resource temporarily unavailable")
 
 
 class Connections:
@@ -113,11 +115,11 @@ def _cause(
     """What all ranks hear of an error of this one."""
     if not isinstance(error, Exception):
         return RingAborted(f"rank {member.rank} aborted the ring: {text_of(error)}")
-    silent = roll.call(failures) if bounded.problem is None and not isinstance(error, RingError) else []
+    if isinstance(error, RingError):  # another rank's, or the store's
+        return error
+    silent = roll.call(failures) if bounded.problem is None else []
     if bounded.problem is not None:
         return bounded.problem
-    if isinstance(error, RingError):  # another rank's
-        return error
     kind = RingTimeout if isinstance(error, TimeoutError) else RingError
     if silent:
         return kind(
@@ -127,8 +129,14 @@ def _cause(
         )
     return kind(
         f"{member.who}: no process group of the ring's own could be made: {first_line(error)}; all ranks are alive; "
-        f"can their hosts reach each other (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)?"
+        f"{_advice(error)}"
     )
+
+
+def _advice(error: Exception) -> str:
+    if isinstance(error, MemoryError) or any(sign in str(error) for sign in _SCARCE):
+        return "is memory short, or the limit of it or of threads too low (ulimit -v, ulimit -u, a cgroup's)?"
+    return "can their hosts reach each other (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)?"
 
 
 class _Roll:

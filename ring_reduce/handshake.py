@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from .bootstrap import GRACE_S, Hub, Member, Store, connect, hear
+from .bootstrap import GRACE_S, Hub, Member, Store, connect, hear, heard
 from .channel import Channel, close_all, raise_refusal
 from .errors import RingError, RingMismatch, RingTimeout
 
@@ -94,7 +94,7 @@ class _Handshake(Generic[_Opened]):
         self._process: dict[int, int] = {}  # by rank; none where the kernel has no pidfds
 
     def alone(self, hello: dict[str, Any]) -> _Opened:
-        with self._taken_back_on_error(lambda refusal: None):
+        with self._taken_back_on_error(lambda error: None):
             agreed = self._transport.agree(hello, {})
             self._make_part(agreed)
             return self._open(agreed, lambda: None)
@@ -105,7 +105,10 @@ class _Handshake(Generic[_Opened]):
                 close_all(descriptors)
             hub.tell_all({"go": True})
 
-        with contextlib.closing(hub), self._taken_back_on_error(hub.refuse):
+        def refuse(error: BaseException) -> None:
+            hub.refuse(_refusal(self._member, error))
+
+        with contextlib.closing(hub), self._taken_back_on_error(refuse):
             agreed = self._transport.agree(hello, hub.gather_hellos())
             hub.tell_all({"agreed": agreed})
             self._make_part(agreed)
@@ -132,25 +135,31 @@ class _Handshake(Generic[_Opened]):
             return self._open(agreed, all_have)
 
     @contextlib.contextmanager
-    def _taken_back_on_error(self, refuse: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    def _taken_back_on_error(self, refuse: Callable[[BaseException], None]) -> Iterator[None]:
         """Where the ring can't be made, the others hear why, and what was made of it goes."""
         try:
             yield
         except BaseException as error:
             try:
-                refuse(_refusal(self._member, error))
+                refuse(error)
             finally:
                 self._transport.discard(self._ring)
                 self._ring = None  # or the error's traceback would keep its descriptors open
             raise
 
-    def _refuse(self, hub: Channel, refusal: dict[str, Any]) -> None:
+    def _refuse(self, hub: Channel, error: BaseException) -> None:
         """Stays until rank 0 has told all, and raises what it told if that is another rank's error.
 
-        Others may be opening what this rank is about to take back: what they then say must not come first.
+        Others may be opening what this rank is about to take back: what they then say must not come first. Ctrl-C and
+        ``SystemExit`` remain what they are, and do not wait.
         """
-        with contextlib.suppress(OSError, TimeoutError):
+        heard.add((self._member.rank, hub.address))
+        refusal = _refusal(self._member, error)
+        with contextlib.suppress(OSError):  # rank 0 is gone, but may have said why
             hub.send(refusal)
+        if not isinstance(error, Exception):
+            return
+        with contextlib.suppress(OSError, TimeoutError):
             until = time.monotonic() + min(self._timeout, GRACE_S)
             while not self._has_heard:
                 message, descriptors = hub.receive(until)

@@ -52,7 +52,9 @@ def _as_host(member: Member, store: Store, timeout: float, hello: Hello) -> Meet
         store.set(
             _key(member, "token"), json.dumps({"token": token, "boot_id": bootstrap.boot_id()}).encode()
         )
-        while None in hellos and time.monotonic() < deadline:
+        is_last = False
+        while None in hellos and not is_last:
+            is_last = time.monotonic() >= deadline  # and who has come by now has come
             came = _collect(member, store, token, hellos)
             if "error" not in answer and _refusals(hellos):
                 answer |= _refusals(hellos)[0]

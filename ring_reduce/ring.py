@@ -55,8 +55,8 @@ class Ring:
 
     Args:
         store: where the ranks meet: a ``torch.distributed.Store``, or any object with ``set(key, bytes)``,
-            ``get(key) -> bytes`` and ``check([key]) -> bool`` that all ranks share. It is asked on a thread of the
-            ring's. Not needed for a world of 1.
+            ``get(key) -> bytes`` and ``check([key]) -> bool`` that all ranks share. It is asked from other threads
+            than the caller's, and must not be bound to one. Not needed for a world of 1.
         rank: this process, 0 to ``world - 1``.
         world: number of processes.
         name: tells rings apart that meet in one store at the same time.
@@ -75,8 +75,10 @@ class Ring:
     Raises:
         RingTimeout: a rank did not arrive; it is named.
         RingMismatch: ranks disagree on the world or run different versions.
-        RingError: a rank is on another host, could not get its memory, or has a wrong argument. On every rank.
-        TypeError, ValueError: an argument of this rank is wrong, or there is no such transport for this device.
+        RingError: a rank is on another host, or could not get its memory. On every rank. Or another rank has a wrong
+            ``timeout``, ``device``, ``lanes``, ``algorithm`` or ``transport``: on ranks that come within 5 s of it.
+        TypeError, ValueError: an argument of this rank is wrong, or there is no such transport for this device. Of
+            those five it tells the others first, for up to 5 s.
     """
 
     def __init__(

@@ -129,30 +129,50 @@ def tcp_store(port: int) -> Any:
     return dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
 
 
+class HaltedStore(dist.Store):
+    """``store``, for a rank that says that it is here with its first question, and asks no more until ``store`` is
+    stopped once it would wait for another rank: whatever the clock says, it is in the middle of its start then."""
+
+    def __init__(self, seat: Seat, store: Any, halts: bool) -> None:
+        super().__init__()
+        self._seat = seat
+        self._store = store
+        self.halts = halts
+
+    def set(self, key: str, value: Any) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return bytes(self._store.get(key))
+
+    def check(self, keys: list[str]) -> bool:
+        found = bool(self._store.check(keys))
+        if self.halts:
+            self._seat.store.set(f"here {self._seat.rank}", b"")
+        if found or not self.halts:
+            return found
+        self._seat.store.get("stopped")
+        return bool(self._store.check(keys))
+
+
 def make(seat: Seat, port: int, transport: str, stage: str) -> Exception | None:
     """The last rank comes late, or is late to connect, until the Store is stopped."""
-    store, late = tcp_store(port), seat.rank == seat.world - 1
-    store.check(["anything"])
-
-    def wait() -> None:
+    late = seat.rank == seat.world - 1
+    store = HaltedStore(seat, tcp_store(port), halts=stage == "meeting")
+    seat.meet("start")  # from here the time counts
+    if stage == "before" or (stage == "meeting" and late):
         seat.store.set(f"here {seat.rank}", b"")
         seat.store.get("stopped")
 
-    def slow(*arguments: Any) -> Any:
+    def connect(*arguments: Any) -> Any:
+        store.halts = True
         if late:
-            wait()
+            seat.store.get("stopped")
         return GlooLinks(*arguments)
 
-    if stage == "before" or (stage == "meeting" and late):
-        wait()
-    elif not (stage == "connecting" and late):
-        seat.store.set(f"here {seat.rank}", b"")
     options: dict[str, Any] = {"transport": transport, "_has_group": transport == "process_group"}
-    with (
-        mock.patch.object(group_start, "GlooLinks", slow)
-        if stage == "connecting"
-        else contextlib.nullcontext()
-    ):
+    patch = mock.patch.object(group_start, "GlooLinks", connect)
+    with patch if stage == "connecting" else contextlib.nullcontext():
         return caught(
             lambda: rr.Ring(store, rank=seat.rank, world=seat.world, timeout=TIMEOUT_S, name="x", **options)
         )
@@ -173,7 +193,6 @@ def test_a_store_whose_process_is_stopped_ends_the_start(transport: str, stage: 
         team.begin(make, port, transport, stage)
         for rank in range(3):
             team.wait_for(f"here {rank}")
-        time.sleep(0.1)  # the others ask and wait
         stop(process)
         team.store.set("stopped", b"")
         errors = team.finish(timeout=ENDED_S)

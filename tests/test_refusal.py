@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 from unittest import mock
 
@@ -12,7 +13,7 @@ import torch.distributed as dist
 import ring_reduce as rr
 from conftest import Run
 from launch import Seat, caught, spawn
-from ring_reduce import transport
+from ring_reduce import bootstrap, bounded_store, refusal, transport
 
 LONG_S = 60.0  # of a ring: nobody waits so long
 IN_TIME_S = 40.0
@@ -95,3 +96,32 @@ def test_a_rank_that_refuses_stays_for_the_others(run: Run, has_group: bool) -> 
     for rank in (0, 2):
         assert type(errors[rank]) is rr.RingError
         assert "rank 1: ValueError: lanes=-1" in str(errors[rank])
+
+
+def refuse_where_an_earlier_try_failed(seat: Seat) -> Exception | None:
+    """Rank 0 gave up a try in which it was alone. It tries again once rank 1 has seen that."""
+    if seat.rank == 0:
+        assert type(caught(lambda: make(seat, False, timeout=0.1))) is rr.RingTimeout
+        seat.store.set("gave up", b"")
+        seat.store.get("looked")
+        return caught(lambda: make(seat, False))
+    seat.store.get("gave up")
+    read_record = bootstrap.read_record
+
+    def look(*arguments: Any) -> Any:
+        record = read_record(*arguments)
+        seat.store.set("looked", b"")
+        return record
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(bootstrap, "read_record", look))
+        for module in (bootstrap, bounded_store, refusal):
+            stack.enter_context(mock.patch.object(module, "GRACE_S", IN_TIME_S))
+        return caught(lambda: make(seat, False, lanes=-1))
+
+
+def test_a_rank_that_refuses_does_not_mind_an_earlier_try() -> None:
+    zero, one = spawn(2, refuse_where_an_earlier_try_failed, timeout=IN_TIME_S)
+    assert type(one) is ValueError
+    assert type(zero) is rr.RingError
+    assert "rank 1: ValueError: lanes=-1" in str(zero)

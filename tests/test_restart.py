@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ import ring_reduce as rr
 from conftest import Run
 from launch import Seat, Team, caught
 from ring_reduce import _core, bootstrap
+from stores import DictStore
 from test_examples import EXAMPLES, TORCHRUN, free_port, run_recipe, start
 
 
@@ -78,6 +80,39 @@ def test_a_rank_that_failed_may_try_again_at_once(run: Run) -> None:
     for error, total in run(3, fail_and_try_again):
         assert "none left" in error
         assert total == 3
+
+
+def fail_and_come_back_first(seat: Seat) -> tuple[str, float]:
+    """Rank 1 fails, and is back before rank 0, longer than it would hesitate to believe an old refusal."""
+    with contextlib.ExitStack() as stack:
+        if seat.rank == 1:
+            failing = mock.patch.object(_core, "create_shared_memory", side_effect=MemoryError("none left"))
+            stack.enter_context(failing)
+        error = caught(lambda: seat.ring(name="again"))
+    time.sleep(1.0 if seat.rank == 0 else 0)
+    hasty = mock.patch.object(bootstrap, "GRACE_S", 0.2) if seat.rank == 1 else contextlib.nullcontext()
+    with hasty, seat.ring(name="again") as ring:
+        return str(error), float(ring.all_reduce(np.ones(3))[0])
+
+
+def test_a_rank_that_failed_does_not_hear_of_it_again(run: Run) -> None:
+    for error, total in run(2, fail_and_come_back_first):
+        assert "none left" in error
+        assert total == 2
+
+
+def test_a_rank_that_waits_for_a_new_address_says_so() -> None:
+    member, store = bootstrap.Member(1, 2, "x"), DictStore()
+    record = {"address": "of an earlier try", "boot_id": bootstrap.boot_id()}
+    store.set(bootstrap.address_key(member), json.dumps(record).encode())
+    with (
+        mock.patch.object(bootstrap, "heard", {(1, "of an earlier try")}),
+        mock.patch.object(bootstrap, "GRACE_S", 0.1),
+        pytest.raises(
+            rr.RingTimeout, match="no address since an earlier try, which failed; did rank 0 start"
+        ),
+    ):
+        bootstrap.connect(member, store, 0.1)
 
 
 # ---- torchrun's restarts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -23,10 +24,10 @@ from ring_reduce.channel import Channel
 from ring_reduce.group_links import GlooLinks
 
 WORLD = 3
-TIMEOUT_S = 1.5
+TIMEOUT_S = 1.5  # where it is the deadline that ends the wait
 GRACE_S = 2.0
 IN_TIME_S = 30.0  # far more than both
-LONG_S = 60.0
+LONG_S = 60.0  # where it is not
 
 
 @contextlib.contextmanager
@@ -55,6 +56,7 @@ def make_and_call(seat: Seat, transport: str, has_group: bool, timeout: float = 
     store: Any = (
         dist.FileStore(str(seat.directory / f"store {seat.job}")) if has_group else seat.store
     )  # without the world: it would remove the file with the first ring
+    seat.meet("start")  # from here the time counts
     with rr.Ring(
         store,
         rank=seat.rank,
@@ -68,55 +70,67 @@ def make_and_call(seat: Seat, transport: str, has_group: bool, timeout: float = 
 
 
 def die_at_a_question(
-    seat: Seat, transport: str, has_group: bool, victim: int, question: str
+    seat: Seat, transport: str, has_group: bool, timeout: float, victim: int, question: str
 ) -> Exception | None:
     """The victim ends before it asks the Store this."""
     fault: Any = contextlib.nullcontext()
     if seat.rank == victim:
         fault = dying(BoundedStore, "_ask", lambda arguments: question in arguments[1])
     with little_grace(), fault:
-        return caught(lambda: make_and_call(seat, transport, has_group))
+        return caught(lambda: make_and_call(seat, transport, has_group, timeout))
 
+
+NO_CONNECTION = "RingTimeout: .* no connection to rank 0 in"
+NO_ANSWER = "RingTimeout: .* no answer from rank 0 in"
+NO_WORD = "RingTimeout: ring 'x', rank 0: no word from rank {} of 3 in"
+# Gloo may be the first to give up.
+NO_SIGN = "Ring(Timeout|Error): .* no sign of rank {} of 3 while the ring was connected"
 
 # With a group the ranks meet first; then come shm's exchanges, or the connections of process_group.
 QUESTIONS = [
-    ("shm", False, 0, "set('ring_reduce/x/address"),
-    ("shm", True, 0, "set('ring_reduce/x/meeting/token"),
-    ("shm", True, 1, "set('ring_reduce/x/meeting/hello"),
-    ("shm", True, 2, "check(['ring_reduce/x/address"),
-    ("process_group", True, 0, "set('ring_reduce/x/meeting/answer"),
-    ("process_group", True, 1, "set('gloo/0/1'"),
-    ("process_group", True, 0, "get('gloo/0/1'"),
-    ("process_group", True, 2, "get('gloo/0/2'"),
-    ("process_group", True, 1, "set('here/1'"),
+    ("shm", False, 0, "set('ring_reduce/x/address", NO_CONNECTION),
+    ("shm", True, 0, "set('ring_reduce/x/meeting/token", NO_ANSWER),
+    ("shm", True, 1, "set('ring_reduce/x/meeting/hello", NO_WORD),
+    ("shm", True, 2, "check(['ring_reduce/x/address", NO_WORD),
+    ("process_group", True, 0, "set('ring_reduce/x/meeting/answer", NO_ANSWER),
+    ("process_group", True, 1, "set('gloo/0/1'", NO_SIGN),
+    ("process_group", True, 0, "get('gloo/0/1'", NO_SIGN),
+    ("process_group", True, 2, "get('gloo/0/2'", NO_SIGN),
+    ("process_group", True, 1, "set('here/1'", f"PeerLost: .* lost its connection to rank 1 |{NO_SIGN}"),
 ]
 
 
-@pytest.mark.parametrize(("transport", "has_group", "victim", "question"), QUESTIONS)
+@pytest.mark.parametrize(
+    ("transport", "has_group", "victim", "question", "expected"),
+    QUESTIONS,
+    ids=[f"{transport} {victim} {question}" for transport, _, victim, question, _ in QUESTIONS],
+)
 def test_a_rank_that_ends_at_a_question_to_the_store(
-    transport: str, has_group: bool, victim: int, question: str
+    transport: str, has_group: bool, victim: int, question: str, expected: str
 ) -> None:
+    timeout = LONG_S if "PeerLost" in expected else TIMEOUT_S
     errors = spawn(
         WORLD,
         die_at_a_question,
         transport,
         has_group,
+        timeout,
         victim,
         question,
         lost=[victim],
         timeout=IN_TIME_S,
     )
-    check_named(errors, victim)
+    check_named(errors, victim, expected)
 
 
-def check_named(errors: list[Any], victim: int) -> None:
+def check_named(errors: list[Any], victim: int, expected: str) -> None:
+    """All others raised what is ``expected``: an expression for type and text, with the victim for ``{}``."""
     for rank, error in enumerate(errors):
         if rank != victim:
-            assert isinstance(error, rr.RingError)
-            assert f"rank {victim}" in str(error).replace(f"ring 'x', rank {rank}: ", "")
+            assert re.match(expected.replace("{}", str(victim)), f"{type(error).__name__}: {error}"), error
 
 
-def die_at_a_message(seat: Seat, victim: int, method: str, number: int) -> Exception | None:
+def die_at_a_message(seat: Seat, timeout: float, victim: int, method: str, number: int) -> Exception | None:
     """The victim ends before it sends, or receives, the message of this number."""
     left = [number]
 
@@ -125,22 +139,49 @@ def die_at_a_message(seat: Seat, victim: int, method: str, number: int) -> Excep
         return left[0] == 0
 
     with little_grace(), dying(Channel, method, at_last) if seat.rank == victim else contextlib.nullcontext():
-        return caught(lambda: make_and_call(seat, "shm", False))
+        return caught(lambda: make_and_call(seat, "shm", False, timeout))
 
+
+ENDED = "RingError: .*: rank {} ended while the ring was made"
+ENDED_IN_A_CALL = r"PeerLost: rank {} ended \(killed, crashed or exited\) after 0 calls"
 
 # Rank 0 hears two hellos, parts and readies, and sends two of what is agreed, six parts, and two of go.
 MESSAGES = [
-    *((0, "receive", number) for number in (1, 3, 5)),
-    *((0, "send", number) for number in (1, 2, 3, 9, 10)),
-    *((1, "send", number) for number in (1, 2, 3)),
-    *((2, "receive", number) for number in (1, 2, 5)),
+    (0, "receive", 1, f"{ENDED}|{NO_CONNECTION}"),  # who had not yet connected can't any more
+    *((0, "receive", number, ENDED) for number in (3, 5)),
+    *((0, "send", number, ENDED) for number in (1, 2, 3, 9)),
+    (0, "send", 10, f"{ENDED}|{ENDED_IN_A_CALL}"),  # one has its ring
+    (1, "send", 1, NO_WORD),
+    *((1, "send", number, ENDED) for number in (2, 3)),
+    *((2, "receive", number, ENDED) for number in (1, 2)),
+    (2, "receive", 5, f"{ENDED}|{ENDED_IN_A_CALL}"),  # rank 0 may be slower to say go
 ]
 
 
-@pytest.mark.parametrize(("victim", "method", "number"), MESSAGES)
-def test_a_rank_that_ends_at_a_message(victim: int, method: str, number: int) -> None:
-    errors = spawn(WORLD, die_at_a_message, victim, method, number, lost=[victim], timeout=IN_TIME_S)
-    check_named(errors, victim)
+@pytest.mark.parametrize(
+    ("victim", "method", "number", "expected"),
+    MESSAGES,
+    ids=[f"{victim} {method} {number}" for victim, method, number, _ in MESSAGES],
+)
+def test_a_rank_that_ends_at_a_message(victim: int, method: str, number: int, expected: str) -> None:
+    timeout = TIMEOUT_S if "RingTimeout" in expected else LONG_S
+    errors = spawn(WORLD, die_at_a_message, timeout, victim, method, number, lost=[victim], timeout=IN_TIME_S)
+    check_named(errors, victim, expected)
+
+
+def die_with_the_store(seat: Seat) -> Exception | None:
+    """Rank 0, which hosts the TCPStore, ends once it has heard all hellos."""
+    if seat.rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        seat.store.set("port", str(store.port).encode())
+    else:
+        store = dist.TCPStore("127.0.0.1", int(seat.store.get("port")), is_master=False)
+    with dying(Channel, "send", lambda _: True) if seat.rank == 0 else contextlib.nullcontext():
+        return caught(lambda: rr.Ring(store, rank=seat.rank, world=seat.world, name="x", timeout=LONG_S))
+
+
+def test_rank_0_is_named_though_its_store_ends_with_it() -> None:
+    check_named(spawn(WORLD, die_with_the_store, lost=[0], timeout=IN_TIME_S), 0, ENDED)
 
 
 def connect_without_the_last(seat: Seat, stopped: bool) -> Exception | None:
