@@ -120,5 +120,6 @@ def _digits() -> Digits:
         return load_digits()
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"--model digits: the module {error.name} is missing: pip install 'ring-reduce[demo]', or give --model mlp"
+            f"--model digits: the module {error.name} is missing: pip install '.[demo]' in ring_reduce's source, "
+            f"or give --model mlp"
         ) from error

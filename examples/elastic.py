@@ -3,7 +3,7 @@
 On its own it kills a rank on the way, to show that nothing is lost. Both need torchrun's elastic launch:
 
     python examples/elastic.py
-    torchrun --standalone --nproc-per-node 3 --max-restarts 3 examples/elastic.py FOLDER_OF_CHECKPOINTS
+    torchrun --standalone --nproc-per-node 3 --max-restarts 3 examples/elastic.py EMPTY_FOLDER_FOR_CHECKPOINTS
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def train(folder: Path) -> nn.Module:
             optimizer.step()
             if rank == 0 and (step + 1) % SAVE_EVERY == 0:
                 save(folder / "checkpoint.pt", model, optimizer, step + 1)
-    say(f"attempt {ATTEMPT}: went from step {first} to {STEPS}")
+    say(f"attempt {ATTEMPT}: went from step {first} to {STEPS}" + ", after the checkpoint" * (first > 0))
     trained: nn.Module = model.module
     return trained
 
@@ -101,6 +101,7 @@ def kill_one(step: int) -> None:
     """What this example is about; leave it out. Rank 1 dies while the others wait for it in the next step."""
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
     if restarts > 0 and ATTEMPT == "0" and step == KILLED_IN and dist.get_rank() == 1:
+        print(f"attempt 0: rank 1 kills itself in step {step}, to show what follows", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -93,7 +93,7 @@ def run_command(argv: Sequence[str]) -> int:
             raise
         print(
             f"ring-reduce {chosen}: the module {error.name} is missing: "
-            f"pip install 'ring-reduce[{command.extra}]'",
+            f"pip install '.[{command.extra}]' in ring_reduce's source",
             file=sys.stderr,
         )
         return FAILED

@@ -185,7 +185,8 @@ def transports() -> dict[str, Ability]:
 
 def cuda_ipc_ability() -> Ability:
     """As far as one process can tell: whether GPUs reach each other's memory is proved when a ring is made."""
-    problem = why_unavailable()
+    absent = None if NVIDIA_DRIVER.exists() else f"no driver: {NVIDIA_DRIVER} is absent"
+    problem = absent or why_unavailable()
     return Ability(
         problem is None, problem or "CUDA can be used; a ring proves that its GPUs reach each other"
     )

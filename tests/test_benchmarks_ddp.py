@@ -292,7 +292,10 @@ def test_a_missing_package_is_named(
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     assert ddp.run(parsed("--model", "tiny", "digits")) == 2
-    assert "missing: pip install 'ring-reduce[demo]', or give --model mlp" in capsys.readouterr().err
+    assert (
+        "missing: pip install '.[demo]' in ring_reduce's source, or give --model mlp"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_tiny_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

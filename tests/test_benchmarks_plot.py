@@ -84,5 +84,5 @@ def test_without_matplotlib_nothing_is_measured(
     monkeypatch.setattr("ring_reduce.benchmarks.launch.start", lambda *_: pytest.fail("measured"))
     assert cli.main(["bench", "--backend", "ring", "--plot", str(tmp_path / "picture.png")]) == 2
     assert capsys.readouterr().err == (
-        "ring-reduce bench: the module matplotlib.figure is missing: pip install 'ring-reduce[bench]'\n"
+        "ring-reduce bench: the module matplotlib.figure is missing: pip install '.[bench]' in ring_reduce's source\n"
     )

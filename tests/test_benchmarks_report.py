@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmark_cases import ROW_KEYS, found, measurement, plan, report
-from figures import DOCUMENTS, RESULTS, tables
+from figures import DOCUMENTS, RESULTS, ddp_table, tables
 from ring_reduce.benchmarks import host
 from ring_reduce.benchmarks.host import MB
 from ring_reduce.benchmarks.measurement import Found, merge
@@ -117,6 +117,12 @@ def test_documents_show_the_committed_figures(document: str) -> None:
     text = (Path(__file__).parents[1] / document).read_text()
     for lines in tables(document):
         assert "\n".join(lines) in text
+
+
+def test_the_readme_says_what_training_steps_gain() -> None:
+    first, second = (line.split(" | ")[1].split()[0] for line in ddp_table("cpu-2-ranks-ddp"))
+    text = " ".join((Path(__file__).parents[1] / "README.md").read_text().split())
+    assert f"took {first} and {second} times as long with DDP's own reducer on Gloo" in text
 
 
 def test_the_committed_results_are_right() -> None:

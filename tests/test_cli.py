@@ -59,7 +59,7 @@ def test_a_missing_package_names_the_extra(
     add_command(monkeypatch, need, extra="demo")
     assert cli.main(["fake"]) == 2
     assert capsys.readouterr().err == (
-        "ring-reduce fake: the module sklearn is missing: pip install 'ring-reduce[demo]'\n"
+        "ring-reduce fake: the module sklearn is missing: pip install '.[demo]' in ring_reduce's source\n"
     )
     add_command(monkeypatch, need, extra=None)
     assert cli.main(["fake"]) == 2

@@ -52,12 +52,14 @@ def test_a_missing_package_is_named(command: Command, monkeypatch: pytest.Monkey
         monkeypatch.setitem(sys.modules, name, None)
     finished = command("demo", "--world", "1", "--epochs", "1")
     assert finished.returncode == 2
-    assert "sklearn.datasets is missing: pip install 'ring-reduce[demo]'" in finished.stderr
+    assert "sklearn.datasets is missing: pip install '.[demo]' in ring_reduce's source" in finished.stderr
 
 
 @needs_sklearn
 def test_end_to_end(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'ring-reduce[demo]'")
+    pytest.importorskip(
+        "matplotlib", reason="matplotlib is not installed: pip install '.[demo]' in ring_reduce's source"
+    )
     picture, measured = tmp_path / "demo.png", tmp_path / "demo.json"
     finished = run_demo("--epochs", "1", "--json", str(measured), "--plot", str(picture))
     assert finished.returncode == 0, finished.stdout + finished.stderr

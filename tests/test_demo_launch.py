@@ -21,7 +21,7 @@ from ring_reduce.processes import Failure, RanksFailed, Severity
 
 needs_sklearn = pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None and os.environ.get("RING_REDUCE_REQUIRE_TOOLS") != "1",
-    reason="scikit-learn is not installed: pip install 'ring-reduce[demo]'",
+    reason="scikit-learn is not installed: pip install '.[demo]' in ring_reduce's source",
 )
 
 

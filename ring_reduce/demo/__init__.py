@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_device,
         default="auto",
         metavar="{auto,cpu,cuda}",
-        help="where the tensors lie; auto is cpu, the one device that this version has (default: %(default)s)",
+        help="where the tensors lie; the demo runs on CPUs, so auto is cpu (default: %(default)s)",
     )
     parser.add_argument(
         "--epochs",
