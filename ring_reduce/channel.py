@@ -11,9 +11,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from .errors import RingError, RingMismatch, RingTimeout
+from .errors import RingAborted, RingError, RingMismatch, RingTimeout
 
 _MESSAGE_BYTES = 65536
+_TEXT_LENGTH = 4000  # of an error; JSON may need twelve bytes for a character
 
 
 class Channel:
@@ -25,7 +26,7 @@ class Channel:
         connection.setblocking(False)
 
     def send(self, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
-        data = json.dumps(message).encode()[:_MESSAGE_BYTES]
+        data = json.dumps(message).encode()
         socket.send_fds(self._socket, [data], descriptors or [])
 
     def receive(self, deadline: float) -> tuple[dict[str, Any], list[int]]:
@@ -81,10 +82,15 @@ def close_all(descriptors: list[int]) -> None:
         os.close(descriptors.pop())
 
 
+def refusal_of(text: str, kind: str) -> dict[str, str]:
+    """The message that carries an error; of a long text its beginning, so that it fits."""
+    return {"error": text[:_TEXT_LENGTH], "kind": kind}
+
+
 def raise_refusal(message: dict[str, Any]) -> None:
     """Raises the error that a message carries, if it does."""
     if "error" in message:
-        kinds = {"timeout": RingTimeout, "mismatch": RingMismatch}
+        kinds = {"timeout": RingTimeout, "mismatch": RingMismatch, "aborted": RingAborted}
         raise kinds.get(str(message.get("kind")), RingError)(str(message["error"]))
 
 

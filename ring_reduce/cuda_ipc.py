@@ -148,6 +148,7 @@ def open_cuda_ipc(
     hello = {
         "rank": member.rank,
         "world": member.world,
+        "transport": "cuda_ipc",
         "wire_version": _core.WIRE_VERSION,
         "segment_bytes": sizes.segment_bytes,
         "depth": sizes.depth,

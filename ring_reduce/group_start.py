@@ -7,8 +7,10 @@ in trouble calls the roll there: who does not answer is named.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -50,14 +52,15 @@ class Connections:
         thread = CommunicationThread(f"{member.who}: connecting")
         making: list[Future[None]] = []
         try:
-            making.append(thread.submit(lambda: self._make(store, bounded, place_bytes)))
+            with _told_apart():
+                making.append(thread.submit(lambda: self._make(store, bounded, place_bytes)))
             _await(making[0], failures, roll, self._timeout_s)
             roll.answer()
         except BaseException as error:
             first = failures.report(_cause(member, error, bounded, failures, roll))
             self._give_up()
             wait(making, 1.0)
-            if isinstance(error, Exception):
+            if isinstance(error, (RingError, _NotConnected)):
                 raise again(first) from None
             raise
         finally:
@@ -105,18 +108,35 @@ def _await(making: Future[None], failures: FirstFailure, roll: _Roll, timeout_s:
             raise failure
         roll.answer_if_called()
         if time.monotonic() > deadline:
-            raise TimeoutError(f"not all ranks were connected in {timeout_s:.1f} s")
-    making.result()
+            raise _NotConnected from TimeoutError(f"not all ranks were connected in {timeout_s:.1f} s")
+    with _told_apart():
+        making.result()
+
+
+class _NotConnected(Exception):
+    """Its cause is an error of Gloo, NCCL or memory. Any other that comes up here is the user's, of a signal's handler
+    say, and stays what it is."""
+
+
+@contextlib.contextmanager
+def _told_apart() -> Iterator[None]:
+    try:
+        yield
+    except RingError:
+        raise
+    except Exception as error:
+        raise _NotConnected from error
 
 
 def _cause(
     member: Member, error: BaseException, bounded: BoundedStore, failures: FirstFailure, roll: _Roll
 ) -> RingError:
     """What all ranks hear of an error of this one."""
-    if not isinstance(error, Exception):
-        return RingAborted(f"rank {member.rank} aborted the ring: {text_of(error)}")
     if isinstance(error, RingError):  # another rank's, or the store's
         return error
+    if not isinstance(error, _NotConnected):
+        return RingAborted(f"rank {member.rank} aborted the ring: {text_of(error)}")
+    error = error.__cause__ or error
     silent = roll.call(failures) if bounded.problem is None else []
     if bounded.problem is not None:
         return bounded.problem
@@ -133,7 +153,7 @@ def _cause(
     )
 
 
-def _advice(error: Exception) -> str:
+def _advice(error: BaseException) -> str:
     if isinstance(error, MemoryError) or any(sign in str(error) for sign in _SCARCE):
         return "is memory short, or the limit of it or of threads too low (ulimit -v, ulimit -u, a cgroup's)?"
     return "can their hosts reach each other (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)?"

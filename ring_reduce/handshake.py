@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from .bootstrap import GRACE_S, Hub, Member, Store, connect, hear, heard
-from .channel import Channel, close_all, raise_refusal
+from .channel import Channel, close_all, raise_refusal, refusal_of
 from .errors import RingError, RingMismatch, RingTimeout
 
 _Opened = TypeVar("_Opened")
@@ -245,4 +245,4 @@ class _Handshake(Generic[_Opened]):
 def _refusal(member: Member, error: BaseException) -> dict[str, Any]:
     kinds: dict[type[BaseException], str] = {RingTimeout: "timeout", RingMismatch: "mismatch"}
     text = str(error) if isinstance(error, RingError) else f"{member.who}: {type(error).__name__}: {error}"
-    return {"error": text, "kind": kinds.get(type(error), "error")}
+    return refusal_of(text, kinds.get(type(error), "error"))

@@ -8,7 +8,7 @@ from typing import Any
 
 from .bootstrap import GRACE_S, Hub, Member, Store, connect, heard
 from .bounded_store import BoundedStore
-from .channel import Channel
+from .channel import Channel, refusal_of
 from .errors import text_of
 from .meeting import meet
 
@@ -32,7 +32,7 @@ def told_to_all(member: Member, store: Store | None, has_group: bool) -> Iterato
 def _tell(member: Member, store: Store, has_group: bool, text: str) -> None:
     """Where the others wait for this rank, which is where ``open_engine`` lets them meet."""
     bounded = BoundedStore(member.who, store, GRACE_S)
-    refusal = {"error": text, "kind": "error"}
+    refusal = refusal_of(text, "error")
     try:
         if has_group:
             # Those that are not rank 0 wait GRACE_S longer than they are told to.

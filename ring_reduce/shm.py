@@ -91,6 +91,7 @@ def open_shm(
     hello = {
         "rank": member.rank,
         "world": member.world,
+        "transport": "shm",
         "wire_version": _core.WIRE_VERSION,
         "lanes": wanted,
         "segment_bytes": tuning.segment_bytes,

@@ -101,7 +101,10 @@ def ring_device(device: torch.device | str | None) -> torch.device | None:
         return None
     import torch
 
-    named = torch.device(device)
+    try:
+        named = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device={device!r}: {error}") from None
     if named.type not in ("cpu", "cuda"):
         raise ValueError(f"device={device!r}; a ring's tensors lie on the CPU or on a CUDA device")
     if named.type == "cpu":
@@ -251,4 +254,7 @@ def _gpu_uuid(device: torch.device | None) -> str | None:
         return None
     import torch
 
-    return str(torch.cuda.get_device_properties(device).uuid)
+    try:
+        return str(torch.cuda.get_device_properties(device).uuid)
+    except (AssertionError, RuntimeError) as error:  # a torch for CPUs, no driver, no such device
+        raise ValueError(f"device={str(device)!r}: {error}") from None

@@ -197,6 +197,7 @@ class HostileRank:
         hello = {
             "rank": 1,
             "world": 2,
+            "transport": "shm",
             "wire_version": _core.WIRE_VERSION,
             "lanes": 1,
             "segment_bytes": 1024,

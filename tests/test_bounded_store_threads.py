@@ -20,7 +20,7 @@ from ring_reduce.bootstrap import Member
 from ring_reduce.bounded_store import BoundedStore
 from ring_reduce.group_failure import FirstFailure
 from ring_reduce.group_links import own_connection
-from ring_reduce.group_start import Connections, _cause, _Roll
+from ring_reduce.group_start import Connections, _cause, _NotConnected, _Roll, _told_apart
 from stores import DictStore
 
 LONG_S = 30.0
@@ -144,11 +144,20 @@ def test_a_problem_is_over_with_the_next_answer() -> None:
 # ---- what all ranks hear of an error while they connect
 
 
+def not_connected(error: Exception) -> Exception:
+    """As an error of Gloo comes up."""
+    with pytest.raises(_NotConnected) as raised, _told_apart():
+        raise error
+    return raised.value
+
+
 def cause(error: Exception, problem: rr.RingError | None = None) -> rr.RingError:
     """Of rank 0 of 1, for which there is nobody to wait."""
     member, bounded = Member(0, 1, "x"), BoundedStore(WHO, dist.HashStore(), LONG_S)
     bounded.problem = problem
     try:
+        if not isinstance(error, rr.RingError):
+            error = not_connected(error)
         return _cause(member, error, bounded, FirstFailure(bounded), _Roll(member, bounded))
     finally:
         bounded.close()

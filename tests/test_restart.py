@@ -184,6 +184,5 @@ def test_torchrun_starts_a_killed_job_again_and_no_bit_differs(tmp_path: Path, r
     killed = start(*TORCHRUN, "3", "--max-restarts", "1", str(example), str(tmp_path))
     assert killed.returncode == 0, killed.stderr
     assert "attempt 1: went from step 10 to 20" in killed.stdout
-    assert "PeerLost: rank 1 ended (killed" in killed.stderr
     digests = [re.findall("sha256 of the weights (.*)", said) for said in (lived, killed.stdout)]
     assert digests[0] == digests[1] != []

@@ -79,9 +79,9 @@ def test_a_fault_that_is_not_survived_is_1_and_how_to_run_it_again() -> None:
     ("options", "said"),
     [
         (["--world", "1"], "not between 2 and 16"),
-        (["--minutes", "0"], "not between 0"),
+        (["--minutes", "0"], "0 is not a positive number"),
         (["--minutes", "soon"], "'soon' is not a number"),
-        (["--detection", "nan"], "nan is not between 0"),
+        (["--detection", "nan"], "nan is not a positive number"),
         (["--faults", "kill,rain"], "no fault is called 'rain'; there are kill, stop"),
         (["--faults", "none", "--injections", "3"], "--injections needs faults"),
         (["--json", "/no/such/folder/soak.json"], "does not exist"),

@@ -78,7 +78,7 @@ def positive(text: str) -> float:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
     if not 0 < value <= MOST:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and {MOST:g}")
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number up to {MOST:g}")
     return value
 
 
