@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,17 @@ def test_ahead_nobody_waits_for_a_build(tmp_path: Path, monkeypatch: pytest.Monk
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(pytest.skip.Exception):
             builds.once("key", "made", tmp_path, write(""))
+
+
+def test_who_is_ahead_of_nobody_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a session that inherits the variable would skip its tests, and pass."""
+    builds.end_if_alone()
+    monkeypatch.setenv(builds._AHEAD, f"{tmp_path}:1")
+    with pytest.raises(pytest.exit.Exception) as ended:
+        builds.end_if_alone()
+    assert ended.value.returncode == 1
+    monkeypatch.setenv(builds._AHEAD, f"{tmp_path}:{os.getppid()}")
+    builds.end_if_alone()
 
 
 def test_the_files_that_are_built_ahead_are_there() -> None:
